@@ -1,0 +1,107 @@
+"""Whether to draft at all: parks when plain decoding beats the best expected round, and looks again now and then."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+#: Share of all time that looking again may cost.
+PROBE_BUDGET = 0.02
+#: Drafted rounds before parking is considered, after a start and after an un-parking.
+PATIENCE = 6
+#: Advantage in tokens per round below which drafting stops, and above which it starts again.
+PARK_BELOW = -0.01
+UNPARK_ABOVE = 0.02
+#: Rounds a probe needs to be convincing.
+PROBE_ROUNDS = 2
+#: Plain rounds before the first look, before a later look while the last one is not long ago, and at most.
+FIRST_GAP = 3
+NEAR_GAP = 12
+LONGEST_GAP = 192
+#: Failed looks at the near gap before the gap grows on.
+NEAR_LOOKS = 12
+
+
+class Mode(Enum):
+    """What the parking rule wants of the next round."""
+
+    DRAFT = "draft"
+    PARKED = "parked"
+    PROBE = "probe"
+
+
+class Parking:
+    """The state machine of parking.
+
+    ``advantage`` is what a drafted round earned over plain decoding, in tokens; ``extra_ms`` what it took beyond one
+    plain step, which is all a probe can waste.
+    """
+
+    def __init__(self) -> None:
+        self.mode = Mode.DRAFT
+        self._mean = 0.0
+        self._rounds = 0
+        self._gap = FIRST_GAP
+        self._waited = 0
+        self._failed = 0
+        self._burst_sum = 0.0
+        self._burst = 0
+        self._total_ms = 0.0
+        self._probe_ms = 0.0
+
+    @property
+    def probe_share(self) -> float:
+        """Share of the time so far that probes cost beyond plain steps."""
+        return self._probe_ms / self._total_ms if self._total_ms else 0.0
+
+    def next(self, probe_ms: float) -> Mode:
+        """What to do now; ``probe_ms`` is the extra time a probe is expected to take."""
+        if self.mode is Mode.PARKED and self._waited >= self._gap:
+            affordable = self._probe_ms + probe_ms <= PROBE_BUDGET * (self._total_ms + probe_ms)
+            if affordable:
+                self.mode = Mode.PROBE
+                self._burst = 0
+                self._burst_sum = 0.0
+        return self.mode
+
+    def new_request(self) -> None:
+        """A new text may be of another kind: look soon."""
+        self._failed = 0
+        self._gap = FIRST_GAP
+
+    def plain_round(self, ms: float) -> None:
+        """A plain step was made."""
+        self._total_ms += ms
+        self._waited += 1
+
+    def drafted_round(self, advantage: float, extra_ms: float, ms: float) -> None:
+        """A drafted round was made."""
+        self._total_ms += ms
+        if self.mode is Mode.PROBE:
+            self._probe_ms += max(0.0, extra_ms)
+            self._burst += 1
+            self._burst_sum += advantage
+            mean = self._burst_sum / self._burst
+            if mean <= 0.0:
+                self._fail()
+            elif self._burst >= PROBE_ROUNDS and mean > UNPARK_ABOVE:
+                self.mode = Mode.DRAFT
+                self._mean, self._rounds = mean, 0
+                self._failed = 0
+                self._gap = FIRST_GAP
+            return
+        self._rounds += 1
+        weight = max(1.0 / self._rounds, 1.0 / 16.0)
+        self._mean += weight * (advantage - self._mean)
+        if self._rounds >= PATIENCE and self._mean < PARK_BELOW:
+            self.mode = Mode.PARKED
+            self._waited = 0
+            self._gap = FIRST_GAP
+
+    def _fail(self) -> None:
+        self.mode = Mode.PARKED
+        self._waited = 0
+        self._failed += 1
+        if self._gap < NEAR_GAP:
+            self._gap = min(NEAR_GAP, self._gap * 2)
+        elif self._failed > NEAR_LOOKS:
+            self._gap = min(LONGEST_GAP, self._gap * 2)

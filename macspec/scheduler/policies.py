@@ -1,0 +1,48 @@
+"""Every depth rule by its name."""
+
+from __future__ import annotations
+
+from macspec.errors import RequestError
+from macspec.scheduler.cost import CostModel
+from macspec.scheduler.interface import DepthPolicy
+from macspec.scheduler.rate import RatePolicy
+from macspec.scheduler.simple import FixedPolicy, FullPolicy, PlainPolicy
+from macspec.scheduler.survival import SurvivalModel
+
+#: What ``make_policy`` knows; ``fixed:N`` takes a number.
+POLICIES = ("rate", "plain", "full", "fixed:N")
+
+
+def make_policy(name: str, cost: CostModel | None = None, *, survival: SurvivalModel | None = None) -> DepthPolicy:
+    """The depth rule called ``name``.
+
+    Args:
+        cost: prices on this machine; needed by every rule that weighs costs.
+        survival: calibration to start from, shared and updated by the rule.
+
+    Raises:
+        RequestError: the name is unknown, or the rule needs a cost ladder and there is none.
+    """
+    if name == "plain":
+        return PlainPolicy()
+    if name == "full":
+        return FullPolicy()
+    if name.startswith("fixed:"):
+        number = name.removeprefix("fixed:")
+        if not (number.isascii() and number.isdigit()):
+            raise RequestError(
+                f"policy is {name!r}; write fixed:N with N draft tokens, such as fixed:4.", param="policy"
+            )
+        return FixedPolicy(int(number))
+    if name == "rate":
+        return RatePolicy(_priced(name, cost), survival)
+    raise RequestError(f"There is no policy {name!r}; use one of {', '.join(POLICIES)}.", param="policy")
+
+
+def _priced(name: str, cost: CostModel | None) -> CostModel:
+    if cost is None:
+        raise RequestError(
+            f"The policy {name!r} weighs costs and there is no cost ladder; run macspec profile, or use a fixed depth.",
+            param="policy",
+        )
+    return cost

@@ -1,0 +1,89 @@
+"""The default rule: buy rows while they pay at the stream's own long-run rate, none when plain decoding is faster."""
+
+from __future__ import annotations
+
+from macspec.scheduler.cost import CostModel
+from macspec.scheduler.depth import RateMeter, best_depth, is_flat
+from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
+from macspec.scheduler.parking import Mode, Parking
+from macspec.scheduler.survival import SurvivalModel
+
+
+class RatePolicy:
+    """Long-run-rate depth with calibrated survival, parking and probes.
+
+    The rule maximises ``1 + Σ s_k - λ·T(d + 1, context)`` over all depths, λ being the stream's running tokens per
+    millisecond. The draft is paid for by the time the depth is chosen, so its cost counts only in parking. After
+    SpecDec++ (arXiv 2405.19715, theorem 3.1, the linear-cost case), D-Cut (arXiv 2607.14647, the measured cost table)
+    and DSpark (arXiv 2607.05147, the bonus counted), with the renewal-reward objective instead of the step's ratio.
+
+    Args:
+        cost: prices on this machine.
+        survival: calibration so far; a fresh one by default.
+    """
+
+    name = "rate"
+
+    def __init__(self, cost: CostModel, survival: SurvivalModel | None = None) -> None:
+        self.cost = cost
+        self.survival = survival if survival is not None else SurvivalModel()
+        self.parking = Parking()
+        self._meter = RateMeter()
+        self._context = -1
+        self._expected: tuple[float, float] | None = None
+
+    @property
+    def needs_confidence(self) -> bool:
+        return True
+
+    def wants_draft(self, state: RoundState) -> bool:
+        if state.max_depth <= 0:
+            return False
+        if state.context < self._context:
+            self.parking.new_request()
+        self._context = state.context
+        probe_ms = self.cost.draft_ms(state.context) + self.cost.overhead_ms
+        return self.parking.next(probe_ms) is not Mode.PARKED
+
+    def choose(self, state: RoundState) -> Decision:
+        cost = self.cost
+        self._expected = None
+        limit = min(state.max_depth, cost.max_depth, len(state.confidence))
+        if limit <= 0:
+            plain = cost.plain_ms(state.context)
+            parked = self.parking.mode is Mode.PARKED and state.max_depth > 0
+            return Decision(0, "parked: plain is faster" if parked else "nothing to verify", 1.0, plain)
+        verify = cost.verify_curve(state.context)
+        plain_rate = 1.0 / cost.plain_ms(state.context)
+        alive = self.survival.survival(state.confidence[:limit], state.temperature)
+        rate = self._meter.rate(plain_rate, max(plain_rate, self._best_rate(verify, limit)))
+        replay = cost.ladder.replay
+        if is_flat(verify[: limit + 1]) and not replay:
+            depth, tokens, ms, why = limit, 1.0 + sum(alive), verify[limit], "flat cost: full depth"
+        else:
+            depth, tokens, ms = best_depth(alive, verify, rate, replay)
+            why = "buys while survival pays"
+        fixed = cost.draft_ms(state.context) + cost.overhead_ms
+        self._expected = (tokens, plain_rate)
+        if self.parking.mode is Mode.PROBE:
+            why = "probe"
+        return Decision(depth, f"{why} (rate {1000.0 * rate:.1f}/s)", tokens, ms + fixed)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.cost.observe(outcome)
+        ms = outcome.draft_ms + outcome.verify_ms + outcome.other_ms
+        if not ms > 0.0 or ms == float("inf"):
+            return
+        self._meter.add(outcome.committed, ms)
+        if not outcome.drafted:
+            self.parking.plain_round(ms)
+            return
+        self.survival.observe(outcome)
+        plain_ms = self.cost.plain_ms(outcome.context)
+        tokens = float(outcome.committed)
+        if self._expected is not None:
+            tokens = 0.5 * (tokens + self._expected[0])
+        self.parking.drafted_round(tokens - ms / plain_ms, ms - plain_ms, ms)
+
+    def _best_rate(self, verify: list[float], limit: int) -> float:
+        return max((depth + 1) / verify[depth] for depth in range(limit + 1))
