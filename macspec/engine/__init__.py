@@ -1,1 +1,4 @@
+"""The decode loop and everything it needs on the device."""
 
+# Importing the models package first lets it load a fast BLAS before MLX.
+import macspec_models as _macspec_models  # noqa: F401 (imported for its effect)

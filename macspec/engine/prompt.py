@@ -1,0 +1,51 @@
+"""From what a caller asks to prompt token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+
+from macspec.errors import RequestError, UnsupportedError
+from macspec.request import GenerationRequest
+
+
+def prompt_tokens(request: GenerationRequest, tokenizer: Any, vocab: int) -> list[int]:
+    """Token ids of the prompt: messages through the chat template, text as it is, ids checked against the vocabulary.
+
+    Raises:
+        RequestError: nothing is left to answer, an id is outside the vocabulary, or the template refuses the messages.
+    """
+    if request.tokens is not None:
+        wrong = next((token for token in request.tokens if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise RequestError(f"Token id {wrong} is outside the vocabulary of {vocab} tokens.", param="tokens")
+        return list(request.tokens)
+    if request.prompt is not None:
+        tokens = list(tokenizer.encode(request.prompt))
+        if not tokens:
+            raise RequestError("The prompt has no tokens; write something to continue.", param="prompt")
+        return tokens
+    return _render(request, tokenizer)
+
+
+def _render(request: GenerationRequest, tokenizer: Any) -> list[int]:
+    if not getattr(tokenizer, "has_chat_template", getattr(tokenizer, "chat_template", None)):
+        raise UnsupportedError(
+            "This model has no chat template, so it cannot take messages; send a plain prompt.", param="messages"
+        )
+    options = dict(request.template_options)
+    if request.thinking is not None:
+        options["enable_thinking"] = request.thinking
+    if request.tools:
+        options["tools"] = list(request.tools)
+    try:
+        rendered = tokenizer.apply_chat_template(
+            [dict(message) for message in request.messages or ()], add_generation_prompt=True, tokenize=True, **options
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
+    tokens = list(rendered)
+    if not tokens:
+        raise RequestError("The messages render to an empty prompt.", param="messages")
+    return tokens

@@ -1,0 +1,83 @@
+"""The state of one answer in progress: committed tokens, the target's caches, the drafter's context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+from macspec_models.drafters.interface import DraftContext, Drafter
+from macspec_models.target import Target
+
+from macspec.engine.caches import TargetCache
+
+#: Committed rows whose features may wait before the drafter's context takes them in.
+PENDING_LIMIT = 64
+
+
+@dataclass
+class Session:
+    """Invariant between rounds: the caches hold every committed token but the last, the anchor.
+
+    The drafter's context holds the same positions, except for at most `PENDING_LIMIT` whose features wait in
+    ``pending`` until a draft needs them: a parked session pays nothing for its drafter.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    tokens: list[int]
+    cache: TargetCache
+    context: DraftContext | None
+    pending: list[mx.array] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> int:
+        """The last committed token."""
+        return self.tokens[-1]
+
+    def prefill(self, chunk: int, cancelled: Callable[[], bool]) -> Iterator[int]:
+        """Take the prompt up to its last token into the caches, chunk by chunk; yields how many are in.
+
+        Every chunk goes through the ordinary forward pass, and every chunk's features reach the drafter.
+        """
+        total = len(self.tokens) - 1
+        while self.cache.length < total and not cancelled():
+            begin = self.cache.length
+            rows = self.tokens[begin : min(begin + chunk, total)]
+            with self.cache.append():
+                self.target.forward(mx.array([rows]), self.cache.layers)
+            self._keep_features(len(rows))
+            self.flush()
+            mx.eval(self.cache.arrays(), self.context.arrays() if self.context else [])
+            yield self.cache.length
+
+    def forward(self, rows: mx.array) -> mx.array:
+        """Verification pass over ``rows [1, n]``: logits ``[n, vocab]``. `commit` must follow."""
+        self.cache.begin(rows.shape[1])
+        self._rows = rows
+        return self.target.forward(rows, self.cache.layers)[0]
+
+    def commit(self, tokens: list[int]) -> None:
+        """Make the chosen ``tokens`` part of the answer: as many rows stay in the caches, the others are undone."""
+        kept = len(tokens)
+        self._keep_features(kept)
+        self.cache.commit(kept, self._replay)
+        self.tokens.extend(tokens)
+        if sum(part.shape[0] for part in self.pending) > PENDING_LIMIT:
+            self.flush()
+            mx.async_eval(self.context.arrays() if self.context else [])
+
+    def flush(self) -> None:
+        """Hand waiting features to the drafter's context."""
+        if self.pending and self.drafter is not None and self.context is not None:
+            features = self.pending[0] if len(self.pending) == 1 else mx.concatenate(self.pending, axis=0)
+            self.drafter.extend(self.context, features)
+        self.pending.clear()
+
+    def _keep_features(self, rows: int) -> None:
+        features = self.target.features() if self.drafter is not None else None
+        if features is not None:
+            self.pending.append(features[:rows])
+
+    def _replay(self, rows: int) -> None:
+        self.target.forward(self._rows[:, :rows], self.cache.layers)

@@ -1,0 +1,27 @@
+"""Shared fixtures. Importing the models package first loads a fast BLAS before MLX is imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import macspec_models  # noqa: F401 (imported for its effect)
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def smollm_folder() -> Path:
+    """Folder of the embedded target."""
+    from macspec_models.embedded import target_folder
+
+    return target_folder()
+
+
+@pytest.fixture(scope="session")
+def smollm(smollm_folder: Path):
+    """The embedded target, loaded once."""
+    from macspec_models.target import Target
+
+    return Target.load(smollm_folder, name="smollm2-135m")
