@@ -30,6 +30,8 @@ class RoundState:
     temperature: float = 0.0
     #: One entry per draft token, first slot first; empty before the draft or when the policy needs none.
     confidence: Sequence[SlotConfidence] = ()
+    #: Inputs of a trained length predictor, flat, when the policy asks for them (``needs_features``).
+    features: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

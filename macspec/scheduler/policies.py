@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from macspec.errors import RequestError
 from macspec.scheduler.cost import CostModel
+from macspec.scheduler.ewma import EwmaPolicy
 from macspec.scheduler.interface import DepthPolicy
+from macspec.scheduler.published import AdaEDLPolicy, DCutPolicy, DSparkPolicy, SpecDecPlusPolicy
 from macspec.scheduler.rate import RatePolicy
 from macspec.scheduler.simple import FixedPolicy, FullPolicy, PlainPolicy
 from macspec.scheduler.survival import SurvivalModel
 
 #: What ``make_policy`` knows; ``fixed:N`` takes a number.
-POLICIES = ("rate", "plain", "full", "fixed:N")
+POLICIES = ("rate", "dcut", "dspark", "specdec++", "adaedl", "ewma", "plain", "full", "fixed:N")
+#: Rules that ``--policy all`` compares.
+COMPARED = ("rate", "dcut", "dspark", "specdec++", "adaedl", "ewma", "full", "plain")
 
 
 def make_policy(name: str, cost: CostModel | None = None, *, survival: SurvivalModel | None = None) -> DepthPolicy:
@@ -36,6 +40,20 @@ def make_policy(name: str, cost: CostModel | None = None, *, survival: SurvivalM
         return FixedPolicy(int(number))
     if name == "rate":
         return RatePolicy(_priced(name, cost), survival)
+    if name == "dcut":
+        return DCutPolicy(_priced(name, cost))
+    if name == "dspark":
+        return DSparkPolicy(_priced(name, cost))
+    if name == "specdec++":
+        return SpecDecPlusPolicy()
+    if name == "adaedl":
+        return AdaEDLPolicy()
+    if name == "ewma":
+        return EwmaPolicy(_priced(name, cost))
+    if name in ("oracle", "informed"):
+        raise RequestError(
+            f"The policy {name!r} knows results in advance and exists only in macspec simulate.", param="policy"
+        )
     raise RequestError(f"There is no policy {name!r}; use one of {', '.join(POLICIES)}.", param="policy")
 
 
