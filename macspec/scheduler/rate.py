@@ -30,6 +30,7 @@ class RatePolicy:
         self.parking = Parking()
         self._meter = RateMeter()
         self._context = -1
+        self._parked = False
         self._expected: tuple[float, float] | None = None
 
     @property
@@ -37,13 +38,15 @@ class RatePolicy:
         return True
 
     def wants_draft(self, state: RoundState) -> bool:
+        self._parked = False
         if state.max_depth <= 0:
             return False
         if state.context < self._context:
             self.parking.new_request()
         self._context = state.context
         probe_ms = self.cost.draft_ms(state.context) + self.cost.overhead_ms
-        return self.parking.next(probe_ms) is not Mode.PARKED
+        self._parked = self.parking.next(probe_ms) is Mode.PARKED
+        return not self._parked
 
     def choose(self, state: RoundState) -> Decision:
         cost = self.cost
@@ -51,8 +54,7 @@ class RatePolicy:
         limit = min(state.max_depth, cost.max_depth, len(state.confidence))
         if limit <= 0:
             plain = cost.plain_ms(state.context)
-            parked = self.parking.mode is Mode.PARKED and state.max_depth > 0
-            return Decision(0, "parked: plain is faster" if parked else "nothing to verify", 1.0, plain)
+            return Decision(0, "parked: plain is faster" if self._parked else "nothing to verify", 1.0, plain)
         verify = cost.verify_curve(state.context)
         plain_rate = 1.0 / cost.plain_ms(state.context)
         alive = self.survival.survival(state.confidence[:limit], state.temperature)

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,9 @@ def replay(
     random_ = random.Random(seed)
     cost = CostModel(ladder, adapt=False)
     result = Result(policy.name, ladder.name)
-    steps = _walk(trace)
-    item = next(steps, None)
-    while item is not None and (limit is None or result.rounds < limit):
+    index = 0
+    while index < len(trace.rounds) and (limit is None or result.rounds < limit):
+        item = trace.rounds[index]
         outcome, reason = _round(
             policy, item, cost, lambda: math.exp(noise * random_.gauss(0.0, 1.0)) if noise else 1.0
         )
@@ -82,30 +82,25 @@ def replay(
             result.parked_ms += ms
         elif "probe" in reason:
             result.probe_ms += max(0.0, ms - plain)
-        try:
-            item = steps.send(outcome.committed)
-        except StopIteration:
-            item = None
+        index = _next(trace, index, outcome.committed)
     return result
 
 
-def _walk(trace: Trace) -> Iterator[Any]:
-    """Yields rounds; is sent how many tokens the last one committed."""
-    if not trace.every_position:
-        yield from trace.rounds
-        return
-    index = 0
+def _next(trace: Trace, index: int, committed: int) -> int:
+    """Index of the round met after the one at ``index`` committed that many tokens."""
     rounds = trace.rounds
-    while index < len(rounds):
-        here = rounds[index]
-        committed = yield here
+    here = rounds[index]
+    index += 1
+    if trace.every_position:
         target = here.position + committed
-        index += 1
         while index < len(rounds) and rounds[index].text == here.text and rounds[index].position < target:
             index += 1
+    return index
 
 
-def _round(policy: DepthPolicy, item: TraceRound, cost: CostModel, jitter: Any) -> tuple[RoundOutcome, str]:
+def _round(
+    policy: DepthPolicy, item: TraceRound, cost: CostModel, jitter: Callable[[], float]
+) -> tuple[RoundOutcome, str]:
     most = min(len(item.confidence), cost.max_depth)
     if isinstance(policy, OraclePolicy):
         policy.foresee(item.accepted, item.chances)
