@@ -64,7 +64,8 @@ class SurvivalModel:
         self._seen = [0.0] * size
         self._bin_hits = [0.0] * BINS
         self._bin_seen = [0.0] * BINS
-        self._estimate = [0.0] * size
+        self._fresh: dict[int, tuple[float, float]] = {}
+        self._fresh_rounds = 0
         self._odds = [0.0] * size
         self.bias = 0.0
         self.rounds = 0
@@ -102,6 +103,7 @@ class SurvivalModel:
         if looked <= 0:
             return
         self.rounds += 1
+        self._fresh_rounds += 1
         base = bisect_right(TEMPERATURES, outcome.temperature) * GROUPS * BINS
         bias = math.exp(self.bias)
         surprise = 0.0
@@ -119,19 +121,20 @@ class SurvivalModel:
         self.bias += 0.5 * (surprise - 0.02 * self.bias) / (spread + 4.0)
         self.bias = min(1.5, max(-1.5, self.bias))
 
-    def _count(self, cell: int, column: int, hit: float, weight: float = 1.0) -> None:
+    def _count(self, cell: int, column: int, hit: float) -> None:
         keep = self._keep
-        self._hits[cell] = self._hits[cell] * keep + hit * weight
-        self._seen[cell] = self._seen[cell] * keep + weight
-        self._bin_hits[column] = self._bin_hits[column] * keep + hit * weight
-        self._bin_seen[column] = self._bin_seen[column] * keep + weight
+        self._hits[cell] = self._hits[cell] * keep + hit
+        self._seen[cell] = self._seen[cell] * keep + 1.0
+        self._bin_hits[column] = self._bin_hits[column] * keep + hit
+        self._bin_seen[column] = self._bin_seen[column] * keep + 1.0
+        hits, seen = self._fresh.get(cell, (0.0, 0.0))
+        self._fresh[cell] = (hits + hit, seen + 1.0)
         self._refresh(cell, column)
 
     def _refresh(self, cell: int, column: int) -> None:
         pooled = (self._bin_hits[column] + 4.0 * self.prior[column]) / (self._bin_seen[column] + 4.0)
         chance = (self._hits[cell] + 8.0 * pooled) / (self._seen[cell] + 8.0)
         chance = min(MOST, max(LEAST, chance))
-        self._estimate[cell] = chance
         self._odds[cell] = chance / (1.0 - chance)
 
     def _refresh_all(self) -> None:
@@ -152,6 +155,25 @@ class SurvivalModel:
             "bin_seen": self._bin_seen,
         }
 
+    def take_fresh(self) -> tuple[int, dict[int, tuple[float, float]]]:
+        """Rounds, and hits and trials by cell, counted since loading or the last call."""
+        fresh = (self._fresh_rounds, self._fresh)
+        self._fresh_rounds, self._fresh = 0, {}
+        return fresh
+
+    def merge(self, fresh: tuple[int, dict[int, tuple[float, float]]]) -> None:
+        """Add counts another model gave with `take_fresh`; no cell comes to weigh more than decay would let it."""
+        rounds, cells = fresh
+        self.rounds += rounds
+        most = 1.0 / (1.0 - self._keep)
+        for cell, (hits, seen) in cells.items():
+            column = cell % BINS
+            self._hits[cell], self._seen[cell] = _added(self._hits[cell], self._seen[cell], hits, seen, most)
+            self._bin_hits[column], self._bin_seen[column] = _added(
+                self._bin_hits[column], self._bin_seen[column], hits, seen, most
+            )
+        self._refresh_all()
+
     def load_json(self, values: Any) -> None:
         """Take over stored counts; raises `SurvivalError` and changes nothing when they do not fit."""
         if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
@@ -163,7 +185,8 @@ class SurvivalModel:
             if not isinstance(table, list) or len(table) != length or not all(_count_like(x) for x in table):
                 raise SurvivalError(f"The stored survival table has no usable {key!r} and starts anew.")
             tables[key] = [float(x) for x in table]
-        if not all(h <= s for h, s in zip(tables["hits"], tables["seen"], strict=True)):
+        pairs = zip(tables["hits"] + tables["bin_hits"], tables["seen"] + tables["bin_seen"], strict=True)
+        if not all(hits <= seen + 1e-6 for hits, seen in pairs):
             raise SurvivalError("The stored survival table counts more hits than trials and starts anew.")
         if not all(0.0 < p < 1.0 for p in tables["prior"]):
             raise SurvivalError("The stored survival table has an impossible prior and starts anew.")
@@ -172,7 +195,13 @@ class SurvivalModel:
         self.prior = tables["prior"]
         self._hits, self._seen = tables["hits"], tables["seen"]
         self._bin_hits, self._bin_seen = tables["bin_hits"], tables["bin_seen"]
+        self._fresh_rounds, self._fresh = 0, {}
         self._refresh_all()
+
+
+def _added(hits: float, seen: float, more_hits: float, more: float, most: float) -> tuple[float, float]:
+    hits, seen = hits + more_hits, seen + more
+    return (hits, seen) if seen <= most else (hits * most / seen, most)
 
 
 def _count_like(value: Any) -> bool:
