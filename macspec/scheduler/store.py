@@ -42,7 +42,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def load_survival(path: Path, model: SurvivalModel) -> str:
-    """Fill ``model`` from a file. Returns "" or one sentence saying why it starts anew; never raises for bad content."""
+    """Fill ``model`` from a file. Returns "" or a sentence saying why it starts anew; never raises for bad content."""
     try:
         model.load_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
