@@ -266,6 +266,6 @@ def _weights(name: str, array: mx.array, seed: int) -> mx.array:
     random = np.random.default_rng([seed, *name.encode()])
     noise = random.standard_normal(array.shape).astype(np.float32)
     if array.ndim >= 2:
-        return mx.array(noise / np.sqrt(array.shape[-1]) * 1.5)
+        return mx.array(noise / np.sqrt(array.shape[-1]))
     # Norms, biases, decays: near the initial value, but not equal to it.
     return mx.array(np.array(array.astype(mx.float32)) + 0.1 * noise)

@@ -45,6 +45,8 @@ class Leaf:
 
     #: A recurrent leaf needs the accepted rows run again after a partial rollback.
     recurrent = False
+    #: A bounded leaf forgets old positions, so that it cannot go back to every length.
+    bounded = False
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
@@ -75,6 +77,14 @@ class Leaf:
     def restore(self, snapshot: Any, length: int) -> None:
         """Come back to the moment of `snapshot`, taken at ``length``."""
         self.rewind(length, None)
+
+    def export(self) -> list[Any]:
+        """Everything `fill` needs to rebuild this leaf: arrays without spare rows, integers and None."""
+        return list(self.snapshot())
+
+    def fill(self, parts: list[Any], length: int) -> None:
+        """Make this empty leaf what `export` saw at ``length`` positions."""
+        self.restore(parts, length)
 
     def fork(self) -> Leaf:
         """An independent leaf that shares the arrays until one side writes."""
@@ -110,6 +120,16 @@ class KeyValueLeaf(Leaf):
         elif arrays and 2 * rows <= arrays[0].shape[2]:
             self._map(lambda array: compact(array[..., :rows, :]))
 
+    def export(self) -> list[Any]:
+        return [compact(array[..., : self.cache.offset, :]) for array in self.arrays()]
+
+    def fill(self, parts: list[Any], length: int) -> None:
+        if parts:
+            half = len(parts) // 2
+            keys, values = (parts[0], parts[1]) if half == 1 else (tuple(parts[:half]), tuple(parts[half:]))
+            self.cache.keys, self.cache.values = keys, values
+        self.cache.offset = length
+
     def fork(self) -> KeyValueLeaf:
         other = type(self)(copy.copy(self.cache))
         other._map(handle)
@@ -130,6 +150,7 @@ class KeyValueLeaf(Leaf):
 class WindowLeaf(Leaf):
     """`WindowCache`, which every `RotatingKVCache` becomes."""
 
+    bounded = True
     cache: WindowCache
 
     def mark(self) -> Any:
@@ -182,6 +203,8 @@ class WindowLeaf(Leaf):
 class ChunkedLeaf(KeyValueLeaf):
     """`ChunkedKVCache`: like `KVCache`, but the model drops rows from the front."""
 
+    bounded = True
+
     def rewind(self, length: int, mark: Any) -> None:
         if length < self.cache.start_position:
             raise CacheStateError(f"a chunked cache has dropped position {length}")
@@ -201,6 +224,12 @@ class ChunkedLeaf(KeyValueLeaf):
             return (None, None, 0)
         rows = cache.offset - cache.start_position
         return compact(cache.keys[..., :rows, :]), compact(cache.values[..., :rows, :]), cache.start_position
+
+    def export(self) -> list[Any]:
+        return list(self.snapshot())
+
+    def fill(self, parts: list[Any], length: int) -> None:
+        self.restore(parts, length)
 
     def restore(self, snapshot: Any, length: int) -> None:
         keys, values, start = snapshot

@@ -81,6 +81,11 @@ class TargetCache:
         return any(leaf.recurrent for leaf in self._leaves)
 
     @property
+    def needs_marks(self) -> bool:
+        """Whether going back far takes a checkpoint: a layer is recurrent or forgets old positions."""
+        return any(leaf.recurrent or leaf.bounded for leaf in self._leaves)
+
+    @property
     def nbytes(self) -> int:
         """Bytes held on the device, spare rows included."""
         return sum(array.nbytes for array in self.arrays())
@@ -228,6 +233,20 @@ class TargetCache:
         other = TargetCache([rebuild(cache, parts) for cache in self.layers])
         other._length = self._length
         return other
+
+    def export(self) -> list[list[Any]]:
+        """Per leaf the arrays, integers and None that `fill` takes; what a file needs to hold."""
+        self._settled()
+        return [leaf.export() for leaf in self._leaves]
+
+    def fill(self, parts: list[list[Any]], length: int) -> None:
+        """Make these empty caches what `export` saw at ``length`` positions; `check` afterwards."""
+        self._settled()
+        if self._length or len(parts) != len(self._leaves):
+            raise CacheStateError("the exported caches are of another model")
+        for leaf, part in zip(self._leaves, parts, strict=True):
+            leaf.fill(part, length)
+        self._length = length
 
     def check(self) -> None:
         """Test the invariants that tests and debug mode rely on.

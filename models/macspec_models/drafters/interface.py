@@ -44,6 +44,10 @@ class DraftContext(Protocol):
         """Forget positions from ``length`` on."""
         ...
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` positions whose features nobody kept; drafts see nothing of them."""
+        ...
+
     def fork(self) -> DraftContext:
         """An independent copy that shares what is immutable."""
         ...
