@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from macspec.errors import MacspecError, RequestError
+from macspec.errors import RequestError
 
 if TYPE_CHECKING:
-    from macspec.request import SamplingParams
     from macspec.worker.client import EngineClient
     from macspec_tui.settings import ChatSettings
     from macspec_tui.store import Session, SessionStore
@@ -26,10 +24,10 @@ is one message, its answer goes to standard output, and the exit code is 0 (answ
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``macspec chat``."""
+    from macspec.cli_options import add_engine_options, add_request_options
+
     parser.epilog = EPILOG
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="a first message")
-    parser.add_argument("--model", help="a name from `macspec models`, a repository or a folder")
-    parser.add_argument("--drafter", help="a drafter, or none to decode plainly; default: the model's own")
     parser.add_argument("--system", default=None, metavar="TEXT", help="the system prompt")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--continue", dest="resume_last", action="store_true", help="go on with the last conversation")
@@ -38,11 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="lines instead of a full screen; suits screen readers")
     parser.add_argument("--json", action="store_true", help="one JSON event per line on standard output")
     parser.add_argument("--theme", help="auto, dark, light, ansi or mono; NO_COLOR is honoured")
-    parser.add_argument("--depth", default="auto", help="draft tokens verified per round: auto, full or a number")
-    parser.add_argument("--policy", default="rate", help="rule that chooses the depth when it is auto")
-    parser.add_argument("--think", choices=("on", "off", "auto"), default="auto", help="let the model think first")
-    parser.add_argument("--context", type=int, metavar="TOKENS", help="limit of prompt and answer together")
-    _add_sampling(parser)
+    add_engine_options(parser)
+    add_request_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,28 +53,6 @@ def run(args: argparse.Namespace) -> int:
         return _chat(args, store, session, settings, lambda: _client(args))
     finally:
         session.close()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """`run` for callers without a command line of their own: errors become a sentence and an exit code."""
-    parser = argparse.ArgumentParser(prog="macspec chat", formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    return guarded(lambda: run(parser.parse_args(arguments)))
-
-
-def guarded(work: Callable[[], int]) -> int:
-    """Exit code of ``work``: errors are one sentence on standard error, a closed pipe is silence."""
-    try:
-        return work()
-    except BrokenPipeError:
-        # Python would complain once more when it flushes the closed stream at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except MacspecError as error:
-        print(f"macspec: {error.message}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
 
 
 def _chat(
@@ -127,11 +100,13 @@ def _standard_input() -> str:
 
 
 def _client(args: argparse.Namespace) -> EngineClient:
+    from macspec.cli_options import engine_options
     from macspec.worker.process_client import ProcessClient
-
     from macspec.worker.protocol import EngineOptions
 
-    return ProcessClient(EngineOptions(model=args.model, drafter=args.drafter, context=args.context))
+    values = engine_options(args)
+    known = {name: values.pop(name) for name in ("model", "drafter", "context") if name in values}
+    return ProcessClient(EngineOptions(**known, extra=values))
 
 
 def _session(args: argparse.Namespace, store: SessionStore) -> Session:
@@ -150,16 +125,11 @@ def _session(args: argparse.Namespace, store: SessionStore) -> Session:
 
 
 def _settings(args: argparse.Namespace) -> ChatSettings:
+    from macspec.cli_options import request_options
+    from macspec.request import GenerationRequest
     from macspec_tui.settings import ChatSettings
 
-    return ChatSettings(
-        model=args.model,
-        drafter=args.drafter,
-        depth=args.depth,
-        policy=args.policy,
-        thinking={"on": True, "off": False, "auto": None}[args.think],
-        sampling=_sampling(args),
-    )
+    return ChatSettings(GenerationRequest(**request_options(args)))
 
 
 def _list_sessions(store: SessionStore) -> int:
@@ -170,15 +140,3 @@ def _list_sessions(store: SessionStore) -> int:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.updated))
         print(f"{summary.id}  {when}  {summary.turns:>3} turns  {summary.title}")
     return 0
-
-
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    from macspec.cli_options import add_sampling_arguments
-
-    add_sampling_arguments(parser)
-
-
-def _sampling(args: argparse.Namespace) -> SamplingParams:
-    from macspec.cli_options import sampling_from
-
-    return sampling_from(args)

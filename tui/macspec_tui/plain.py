@@ -148,7 +148,7 @@ class PlainChat:
             choices = {"on": True, "off": False, "auto": None}
             if rest not in choices:
                 raise RequestError("Use /think on, /think off or /think auto.")
-            self.settings = _with_thinking(self.settings, choices[rest])
+            self.settings = self.settings.with_thinking(choices[rest])
             self._note(f"Thinking is {rest}.")
         elif name == "set":
             self._set(rest)
@@ -175,7 +175,7 @@ class PlainChat:
     def _load(self, *, quiet: bool) -> None:
         self._info = self._bridge.call(self._bridge.client.start(None if quiet else self._progress))
         missing = figures.without_drafter(self._info)
-        if missing and self.settings.depth != "0":
+        if missing and self.settings.base.depth != "0":
             self._note(missing)
         if not quiet:
             drafter = f" with {self._info.drafter}" if self._info.drafter else ""
@@ -263,12 +263,6 @@ class PlainChat:
     def _note(self, text: str, end: str = "\n") -> None:
         self._notes.write(text + end)
         self._notes.flush()
-
-
-def _with_thinking(settings: ChatSettings, thinking: bool | None) -> ChatSettings:
-    from dataclasses import replace
-
-    return replace(settings, thinking=thinking)
 
 
 def _read_message(read: Callable[[str], str]) -> str:
