@@ -8,13 +8,14 @@ Shapes: ``B`` batch, ``N`` context positions, ``S`` block slots, ``D`` drafter w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.rope_utils import initialize_rope
+
+from macspec_models.drafters.context import BlockContext, LayerBuffer
+from macspec_models.drafters.rope import Rotary
 
 #: Keys and values of one layer's context, each ``[B, kv_heads, N, head_dim]``, rotated to absolute positions.
 KeyValue = tuple[mx.array, mx.array]
@@ -48,6 +49,7 @@ class DFlashConfig:
     final_logit_softcapping: float | None = None
     input_embedding_scale: float = 1.0
     sample_from_anchor: bool = False
+    partial_rotary_factor: float = 1.0
     extra: dict[str, Any] = field(default_factory=dict)
 
     def window(self, layer: int) -> int | None:
@@ -71,7 +73,32 @@ class DFlashConfig:
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
 
-class Attention(nn.Module):
+def dtype_of(layer: Any) -> mx.Dtype:
+    """The type a linear layer computes in; a quantised one computes in its scales' type."""
+    dtype: mx.Dtype = layer.scales.dtype if "scales" in layer else layer.weight.dtype
+    return dtype
+
+
+def widen(x: mx.array) -> mx.array:
+    """Float16 to float32, whose products then cannot overflow; other types have float32's range already."""
+    return x.astype(mx.float32) if x.dtype == mx.float16 else x
+
+
+def project(layer: Any, x: mx.array) -> mx.array:
+    """``layer(x)`` for an ``x`` whose values may exceed float16.
+
+    A float16 layer gets rows scaled to at most 1 and the result is scaled back in float32. Machines without bfloat16
+    arithmetic run float16 drafters, whose residual stream and tapped features overflow otherwise.
+    """
+    dtype = dtype_of(layer)
+    if dtype != mx.float16:
+        return cast(mx.array, layer(x.astype(dtype)))
+    wide = x.astype(mx.float32)
+    scale = mx.maximum(mx.max(mx.abs(wide), axis=-1, keepdims=True), 1e-12)
+    return cast(mx.array, layer((wide / scale).astype(dtype))).astype(mx.float32) * scale
+
+
+class Attention(nn.Module):  # type: ignore[misc]  # MLX ships no types
     """Attention whose keys and values are the context's, projected from features, followed by the block's own."""
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -91,10 +118,9 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * dim, width, bias=bias)
         self.q_norm = nn.RMSNorm(dim, config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(dim, config.rms_norm_eps)
-        self.rope = initialize_rope(
-            dim,
+        self.rope = Rotary(
+            int(dim * config.partial_rotary_factor),
             config.rope_theta,
-            False,
             config.rope_scaling,
             config.max_position_embeddings,
         )
@@ -112,13 +138,18 @@ class Attention(nn.Module):
         queries = self.q_norm(self.q_proj(x).reshape(batch, length, self.heads, self.dim)).swapaxes(1, 2)
         return self.rope(queries, offset=offset)
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None) -> mx.array:
         """``[B, heads, S, head_dim]`` queries over all keys, projected back to ``[B, S, D]``."""
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
-        return self.o_proj(out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1))
+        return project(self.o_proj, out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1))
+
+    def block(self, x: mx.array, offset: int, buffer: LayerBuffer, mask: mx.array | str | None) -> mx.array:
+        """Block slots ``x [1, S, D]`` from position ``offset`` over the buffer's context and themselves."""
+        keys, values = buffer.with_block(*self.key_value(x, offset))
+        return self.attend(self.query(x, offset), keys, values, mask)
 
 
-class MLP(nn.Module):
+class MLP(nn.Module):  # type: ignore[misc]  # MLX ships no types
     """SwiGLU feed-forward."""
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -128,10 +159,10 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return project(self.down_proj, widen(nn.silu(self.gate_proj(x))) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]  # MLX ships no types
     """One pre-norm drafter layer."""
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -141,8 +172,14 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
+    def block(self, x: mx.array, offset: int, buffer: LayerBuffer, mask: mx.array | str | None) -> mx.array:
+        """One block's float32 residual stream ``[1, S, D]`` through the layer."""
+        dtype = dtype_of(self.self_attn.q_proj)
+        x = x + self.self_attn.block(self.input_layernorm(x).astype(dtype), offset, buffer, mask)
+        return x + self.mlp(self.post_attention_layernorm(x).astype(dtype))
 
-class DFlashNetwork(nn.Module):
+
+class DFlashNetwork(nn.Module):  # type: ignore[misc]  # MLX ships no types
     """The trainable part of a DFlash drafter."""
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -155,39 +192,42 @@ class DFlashNetwork(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def fuse(self, features: mx.array) -> mx.array:
-        """Fuse concatenated taps ``[B, N, T * target width]`` into context states ``[B, N, D]`` (paper appendix A.3)."""
-        return self.hidden_norm(self.fc(features))
+        """Fuse concatenated taps ``[B, N, T * target width]`` to context states ``[B, N, D]`` (paper appendix A.3)."""
+        return cast(mx.array, self.hidden_norm(project(self.fc, features))).astype(dtype_of(self.fc))
 
     def context(self, features: mx.array, offset: int | mx.array) -> list[KeyValue]:
         """Keys and values every layer keeps for context positions ``offset ...``; computed once per position."""
         fused = self.fuse(features)
         return [layer.self_attn.key_value(fused, offset) for layer in self.layers]
 
-    def __call__(
-        self,
-        block: mx.array,
-        offset: int | mx.array,
-        context: Sequence[KeyValue],
-        masks: Sequence[mx.array | None],
-    ) -> mx.array:
+    def __call__(self, block: mx.array, context: BlockContext) -> mx.array:
         """Denoise a block in one pass.
 
         Args:
-            block: embedded block ``[B, S, D]``: the anchor, then mask tokens.
-            offset: absolute position of the anchor.
-            context: per layer, keys and values of the committed positions before the anchor.
-            masks: per layer, boolean ``[..., S, N + S]`` (True = may attend), or None when everything may.
+            block: embedded block ``[1, S, D]``: the anchor, then mask tokens.
+            context: the committed positions before the anchor; nothing is added to it.
 
         Returns:
-            Normalised hidden states ``[B, S, D]`` for the target's head.
+            Normalised hidden states ``[1, S, D]`` for the target's head.
         """
-        x = block
-        for layer, (keys, values), mask in zip(self.layers, context, masks, strict=True):
-            normed = layer.input_layernorm(x)
-            queries = layer.self_attn.query(normed, offset)
-            block_keys, block_values = layer.self_attn.key_value(normed, offset)
-            keys = mx.concatenate([keys, block_keys], axis=2)
-            values = mx.concatenate([values, block_values], axis=2)
-            x = x + layer.self_attn.attend(queries, keys, values, mask)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return self.norm(x)
+        # The residual stream is float32: half precision overflows in it on some drafters, and S rows cost nothing.
+        x, offset = block.astype(mx.float32), context.length
+        masks: dict[tuple[int, int | None, bool], mx.array | str | None] = {}
+        for number, (layer, buffer) in enumerate(zip(self.layers, context.layers, strict=True)):
+            shape = (buffer.visible(), buffer.window, self.config.causal(number))
+            if shape not in masks:
+                masks[shape] = block_mask(block.shape[1], *shape)
+            x = layer.block(x, offset, buffer, masks[shape])
+        return cast(mx.array, self.norm(x)).astype(dtype_of(self.fc))
+
+
+def block_mask(slots: int, visible: int, window: int | None, causal: bool) -> mx.array | str | None:
+    """Which of ``visible`` context rows and ``slots`` block rows each slot attends to, in the form attention takes.
+
+    A sliding layer's slot sees the context rows less than ``window`` positions back, and the block as any other does.
+    """
+    if window is None or visible + slots <= window:
+        return "causal" if causal else None
+    distance = (visible + mx.arange(slots))[:, None] - mx.arange(visible + slots)[None]
+    mask = (distance < window) | (mx.arange(visible + slots)[None] >= visible)
+    return mask & (distance >= 0) if causal else mask
