@@ -1,11 +1,14 @@
-"""How chat and server talk to the engine: one small asyncio interface."""
+"""How chat and server talk to the engine: one small asyncio interface.
+
+`macspec.worker.process_client.ProcessClient` is the real one, `macspec.worker.scripted.ScriptedClient` plays a script.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
-from macspec.request import Event, GenerationRequest, TokenInfo
+from macspec.request import Event, GenerationRequest
 from macspec.worker.protocol import EngineInfo, EngineStats, LoadProgress
 
 #: ``stopped`` before `start` and after `close`; ``loading`` also while a dead engine is being replaced; ``failed`` when
@@ -25,6 +28,10 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineInfo | None:
         """What is loaded; None before the first successful load."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Age of the step the engine is in, at its last sign of life; grows without end when the device is stuck."""
 
     async def start(self, progress: ProgressCallback | None = None) -> EngineInfo:
         """Start the engine and load; returns when it can answer. Raises `MacspecError` with the reason if it cannot."""
@@ -57,8 +64,8 @@ class EngineClient(Protocol):
     async def count_tokens(self, request: GenerationRequest) -> int:
         """Prompt tokens of a request, chat template included."""
 
-    async def tokenize(self, request: GenerationRequest) -> tuple[TokenInfo, ...]:
-        """Prompt tokens of a request with their texts."""
+    async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Prompt token ids of a request, chat template included."""
 
     async def restart(self, progress: ProgressCallback | None = None) -> EngineInfo:
         """End the engine process, start another and load the same again. Running requests fail."""

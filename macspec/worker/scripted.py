@@ -140,6 +140,7 @@ class ScriptedClient:
         self.rounds_run: dict[str, int] = {}
         self.loads: list[EngineOptions] = []
         self.deaths = 0
+        self.stuck_for = 0.0
 
     @property
     def state(self) -> ClientState:
@@ -150,6 +151,11 @@ class ScriptedClient:
     def info(self) -> EngineInfo | None:
         """See `EngineClient.info`."""
         return self._info if self.loads and self._state != "stopped" else None
+
+    @property
+    def step_seconds(self) -> float:
+        """See `EngineClient.step_seconds`; set it to simulate a stuck device."""
+        return self.stuck_for
 
     async def start(self, progress: ProgressCallback | None = None) -> EngineInfo:
         """See `EngineClient.start`."""
@@ -202,10 +208,10 @@ class ScriptedClient:
         request.check()
         return len(pieces(prompt_text(request)))
 
-    async def tokenize(self, request: GenerationRequest) -> tuple[TokenInfo, ...]:
+    async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
         """See `EngineClient.tokenize`."""
         request.check()
-        return tuple(self._token(piece) for piece in pieces(prompt_text(request)))
+        return tuple(self._token(piece).id for piece in pieces(prompt_text(request)))
 
     async def submit(self, request: GenerationRequest) -> AsyncIterator[Event]:
         """See `EngineClient.submit`."""
