@@ -21,7 +21,7 @@ from macspec.engine.tally import Tally
 from macspec.engine.validation import check_sampling
 from macspec.errors import ContextLengthError, RequestError
 from macspec.request import Event, Finished, GenerationRequest, PrefillProgress, Round, Started
-from macspec.scheduler import make_policy
+from macspec.scheduler.policies import make_policy
 from macspec.scheduler.interface import DepthPolicy
 
 #: Odd constant of the golden ratio: distinct seeds for the answers of ``n`` > 1.

@@ -44,6 +44,36 @@ class Recipe:
     seed: int = 0
 
 
+#: Id of a reserved token that SmolLM2 never writes: the mask of every open slot.
+SMOLLM2_MASK = 16
+
+
+def drafter_config(target, *, layers: int = 3, block_size: int = 8, taps: int = 5, mask: int = SMOLLM2_MASK) -> DFlashConfig:
+    """A drafter shaped like its target's own layers, tapping evenly from the second to the third-last (DFlash section 5).
+
+    The last tap is the third-last layer's output; the first the second layer's.
+    """
+    args = target.model.args
+    span = args.num_hidden_layers - 4
+    return DFlashConfig(
+        hidden_size=args.hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=args.num_attention_heads,
+        num_key_value_heads=args.num_key_value_heads,
+        head_dim=args.head_dim or args.hidden_size // args.num_attention_heads,
+        intermediate_size=args.intermediate_size,
+        vocab_size=args.vocab_size,
+        block_size=block_size,
+        mask_token_id=mask,
+        target_layer_ids=tuple(round(1 + number * span / (taps - 1)) for number in range(taps)),
+        num_target_layers=args.num_hidden_layers,
+        target_hidden_size=args.hidden_size,
+        rms_norm_eps=args.rms_norm_eps,
+        rope_theta=args.rope_theta,
+        max_position_embeddings=args.max_position_embeddings or 8192,
+    )
+
+
 def warm_start(network: DFlashNetwork, target) -> None:
     """Initialise the drafter's layers from the target's last ones: it then learns in minutes instead of hours.
 
@@ -224,17 +254,17 @@ class Trainer:
     def __init__(self, recipe: Recipe, config: DFlashConfig, target, examples: Sequence[Example], work: Path) -> None:
         self.recipe, self.config, self.work = recipe, config, work
         self.network = DFlashNetwork(config)
-        warm_start(self.network, target)
+        warm_start(self.network, target.model)
         mx.eval(self.network.parameters())
         self.optimizer = optim.AdamW(recipe.learning_rate, betas=[0.9, 0.95], weight_decay=recipe.weight_decay)
         self.optimizer.init(self.network.trainable_parameters())
         self.step, self.seconds = 0, 0.0
-        store = FeatureStore(work / "features", examples, target, config.target_layer_ids)
+        store = FeatureStore(work / "features", examples, target.model, config.target_layer_ids)
         self.examples = examples
         self.train_pool = np.array([e.index for e in examples if not e.held_out])
         self.held_out_pool = np.array([e.index for e in examples if e.held_out])
-        self.batches = Batches(recipe, config, examples, store, target, recipe.seed)
-        self.held_out_batches = Batches(recipe, config, examples, store, target, recipe.seed + 1)
+        self.batches = Batches(recipe, config, examples, store, target.model, recipe.seed)
+        self.held_out_batches = Batches(recipe, config, examples, store, target.model, recipe.seed + 1)
         state = [self.network.state, self.optimizer.state]
         gradient = nn.value_and_grad(self.network, block_loss)
 

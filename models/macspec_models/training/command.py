@@ -1,0 +1,61 @@
+"""``macspec train``: make the training data, train a drafter, export it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import platformdirs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("what", choices=["responses", "drafter", "export"], help="the step of the recipe to run")
+    parser.add_argument("--work", type=Path, help="folder for checkpoints and features (default: the user's cache)")
+    parser.add_argument("--model", help="target: a folder in mlx-lm's layout (default: the embedded model)")
+    parser.add_argument("--seconds", type=float, default=3600, help="responses: stop after this long")
+    parser.add_argument("--steps", type=int, default=1000, help="drafter: steps to run now; resumes what is there")
+    parser.add_argument("--decay", type=int, default=0, metavar="STEPS", help="drafter: let the last STEPS decay")
+    parser.add_argument("--anchors", type=int, help="drafter: anchors per sequence and step")
+    parser.add_argument("--layers", type=int, default=3, help="drafter: decoder layers")
+    parser.add_argument("--out", type=Path, default=Path("drafter"), help="export: folder to write")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one step of the recipe."""
+    from macspec_models import embedded
+    from macspec_models.target import Target
+
+    work = options.work or Path(platformdirs.user_cache_dir("macspec")) / "training"
+    work.mkdir(parents=True, exist_ok=True)
+    target = Target.load(Path(options.model) if options.model else embedded.target_folder())
+    if options.what == "responses":
+        from macspec_models.training.regenerate import pack, regenerate
+
+        regenerate(target.model, target.tokenizer, work / "responses.jsonl", seconds=options.seconds)
+        print(f"{pack(work / 'responses.jsonl', work / 'responses.npz')} answers in {work / 'responses.npz'}")
+        return 0
+    return _train(options, target, work)
+
+
+def _train(options: argparse.Namespace, target, work: Path) -> int:
+    import dataclasses
+
+    from macspec_models.training.drafter import Recipe, Trainer, drafter_config
+    from macspec_models.training.export import export_drafter
+    from macspec_models.training.responses import load_examples
+
+    recipe = Recipe()
+    if options.anchors:
+        recipe = dataclasses.replace(recipe, anchors=options.anchors)
+    own = work / "responses.npz"
+    examples = list(load_examples(target.tokenizer, own) if own.exists() else load_examples(target.tokenizer))
+    trainer = Trainer(recipe, drafter_config(target, layers=options.layers), target, examples, work)
+    trainer.resume()
+    if options.what == "export":
+        export_drafter(trainer.network, options.out)
+        print(f"step {trainer.step}: written to {options.out}")
+        return 0
+    trainer.train(options.steps, decay_steps=options.decay, report=lambda row: print(json.dumps(row), flush=True))
+    return 0
