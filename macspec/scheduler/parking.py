@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
 
 #: Share of all time that looking again may cost.
 PROBE_BUDGET = 0.02
+#: How much of a round's worth is what was expected of it; the rest is what came.
+EXPECTED_WEIGHT = 0.75
 #: Drafted rounds before parking is considered, after a start and after an un-parking.
 PATIENCE = 6
+#: Drafted rounds the running mean of the advantage looks back on, and the most one of them counts: a lucky round must
+#: not hide a dozen bad ones.
+MEMORY = 12
+CLIP = 2.0
+#: What rounds really brought parks too, whatever was expected of them: its mean over so many rounds below that much.
+PROOF = 14
+DISPROVED_BELOW = -0.35
 #: Advantage in tokens per round below which drafting stops, and above which it starts again.
 PARK_BELOW = -0.01
 UNPARK_ABOVE = 0.02
 #: Rounds a probe needs to be convincing.
-PROBE_ROUNDS = 2
+PROBE_ROUNDS = 1
 #: Plain rounds before the first look, before a later look while the last one is not long ago, and at most.
 FIRST_GAP = 3
 NEAR_GAP = 12
@@ -32,14 +42,17 @@ class Mode(Enum):
 class Parking:
     """The state machine of parking.
 
-    ``advantage`` is what a drafted round earned over plain decoding, in tokens; ``extra_ms`` what it took beyond one
-    plain step, which is all a probe can waste.
+    ``expected`` and ``real`` are what a drafted round was worth over plain decoding, in tokens: as estimated from the
+    drafter's confidence, little noise but perhaps wrong, and as it came. ``extra_ms`` is what it took beyond one plain
+    step, which is all a probe can waste.
     """
 
     def __init__(self) -> None:
         self.mode = Mode.DRAFT
-        self._mean = 0.0
-        self._rounds = 0
+        self._recent: deque[float] = deque(maxlen=MEMORY)
+        self._sum = 0.0
+        self._real: deque[float] = deque(maxlen=PROOF)
+        self._distrust = False
         self._gap = FIRST_GAP
         self._waited = 0
         self._failed = 0
@@ -73,9 +86,10 @@ class Parking:
         self._total_ms += ms
         self._waited += 1
 
-    def drafted_round(self, advantage: float, extra_ms: float, ms: float) -> None:
+    def drafted_round(self, expected: float, real: float, extra_ms: float, ms: float) -> None:
         """A drafted round was made."""
         self._total_ms += ms
+        advantage = real if self._distrust else real + EXPECTED_WEIGHT * (expected - real)
         if self.mode is Mode.PROBE:
             self._probe_ms += max(0.0, extra_ms)
             self._burst += 1
@@ -85,14 +99,21 @@ class Parking:
                 self._fail()
             elif self._burst >= PROBE_ROUNDS and mean > UNPARK_ABOVE:
                 self.mode = Mode.DRAFT
-                self._mean, self._rounds = mean, 0
+                self._recent.clear()
+                self._real.clear()
+                self._sum = 0.0
+                self._distrust = False
                 self._failed = 0
                 self._gap = FIRST_GAP
             return
-        self._rounds += 1
-        weight = max(1.0 / self._rounds, 1.0 / 16.0)
-        self._mean += weight * (advantage - self._mean)
-        if self._rounds >= PATIENCE and self._mean < PARK_BELOW:
+        if len(self._recent) == MEMORY:
+            self._sum -= self._recent[0]
+        self._recent.append(min(CLIP, advantage))
+        self._sum += self._recent[-1]
+        self._real.append(min(CLIP, real))
+        count = len(self._recent)
+        self._distrust = len(self._real) == PROOF and sum(self._real) < DISPROVED_BELOW * PROOF
+        if self._distrust or (count >= PATIENCE and self._sum < PARK_BELOW * count):
             self.mode = Mode.PARKED
             self._waited = 0
             self._gap = FIRST_GAP

@@ -31,7 +31,7 @@ class RatePolicy:
         self._meter = RateMeter()
         self._context = -1
         self._parked = False
-        self._expected: tuple[float, float] | None = None
+        self._expected: float | None = None
 
     @property
     def needs_confidence(self) -> bool:
@@ -66,7 +66,7 @@ class RatePolicy:
             depth, tokens, ms = best_depth(alive, verify, rate, replay)
             why = "buys while survival pays"
         fixed = cost.draft_ms(state.context) + cost.overhead_ms
-        self._expected = (tokens, plain_rate)
+        self._expected = tokens
         if self.parking.mode is Mode.PROBE:
             why = "probe"
         return Decision(depth, f"{why} (rate {1000.0 * rate:.1f}/s)", tokens, ms + fixed)
@@ -82,10 +82,9 @@ class RatePolicy:
             return
         self.survival.observe(outcome)
         plain_ms = self.cost.plain_ms(outcome.context)
-        tokens = float(outcome.committed)
-        if self._expected is not None:
-            tokens = 0.5 * (tokens + self._expected[0])
-        self.parking.drafted_round(tokens - ms / plain_ms, ms - plain_ms, ms)
+        real = outcome.committed - ms / plain_ms
+        expected = real if self._expected is None else self._expected - ms / plain_ms
+        self.parking.drafted_round(expected, real, ms - plain_ms, ms)
 
     def _best_rate(self, verify: list[float], limit: int) -> float:
         return max((depth + 1) / verify[depth] for depth in range(limit + 1))

@@ -41,7 +41,10 @@ CELL_WEIGHT = 16.0
 FIT_EVERY = 16
 #: Acceptance is never taken as certain or impossible: bound of a logit, and of the regime's bias.
 LOGIT_BOUND = 5.5
-BIAS_BOUND = 1.5
+BIAS_BOUND = 5.0
+#: The bias: size of a step, pull back to zero, memory of surprises, the squared score they may reach
+#: by chance, and how much bolder steps become beyond it.
+GAIN, PULL, FORGET, CALM, BOLDEST = 0.4, 0.25, 0.8, 5.0, 4.0
 
 
 def _logit(p: float) -> float:
@@ -94,6 +97,7 @@ class SurvivalModel:
         self._offsets = [0.0] * (BUCKETS * GROUPS)
         self._logits = [0.0] * CELLS
         self.bias = 0.0
+        self._drift = self._drift_spread = 0.0
         self.rounds = 0
         self._refresh_all()
 
@@ -142,11 +146,17 @@ class SurvivalModel:
             surprise += hit - chance
             spread += chance * (1.0 - chance)
             self._count(cell, hit)
-        # One damped Newton step of a logistic offset that is drawn back to zero.
-        bias = self.bias + 0.4 * (surprise - 0.25 * self.bias) / (spread + 4.0)
-        self.bias = min(BIAS_BOUND, max(-BIAS_BOUND, bias))
+        self._follow(surprise, spread)
         if self.rounds % FIT_EVERY == 0 or self.rounds in (4, 8):
             self._fit()
+
+    def _follow(self, surprise: float, spread: float) -> None:
+        """One damped Newton step of the bias, bolder while surprises of the last rounds point one way."""
+        self._drift = FORGET * self._drift + surprise
+        self._drift_spread = FORGET * FORGET * self._drift_spread + spread + 0.05
+        bold = min(BOLDEST, max(1.0, self._drift * self._drift / self._drift_spread - CALM))
+        bias = self.bias + GAIN * bold * (surprise - PULL * self.bias) / (spread + 4.0)
+        self.bias = min(BIAS_BOUND, max(-BIAS_BOUND, bias))
 
     def _count(self, cell: int, hit: float) -> None:
         self._hits[cell] = self._hits[cell] * self._keep + hit
