@@ -1,0 +1,156 @@
+"""The target's choice: a pure function of its logits, the tokens before, and noise keyed by ``(seed, position)``.
+
+Order of application: grammar, allowed and banned tokens, bias, penalties, temperature, top-k, top-p, min-p, choice.
+Because nothing else enters, neither the drafter nor the depth of a round can change the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from macspec.engine.noise import derived_seed, gumbel_at, keyed_gumbel
+from macspec.engine.processors import keep_min_p, keep_top_p, top_k_candidates
+from macspec.errors import RequestError
+from macspec.request import SamplingParams
+
+__all__ = ["Chooser", "derived_seed", "keyed_gumbel"]
+
+
+class Chooser:
+    """Turns rows of logits into the target's choices for one answer."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab: int,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        seed: int,
+        eos: frozenset[int],
+    ) -> None:
+        """Prepare the choices of one answer.
+
+        Args:
+            tokenizer: the target's mlx-lm ``TokenizerWrapper``; used by grammars only.
+            prompt: the prompt's token ids; the first choice is at position ``len(prompt)``.
+            seed: key of the noise; distinct answers of one request need distinct seeds.
+            eos: end-of-sequence tokens; with the stop tokens they are held back until ``min_tokens``.
+
+        Raises:
+            RequestError: when the parameters leave no token to choose from.
+        """
+        self.params, self.vocab, self.seed = params, vocab, seed
+        self._first = len(prompt)
+        self._endings = sorted((eos | frozenset(params.stop_token_ids)) & frozenset(range(vocab)))
+        self._offset = self._make_offset(params, vocab)
+        self._no_ending = _forbid(self._endings, vocab) if params.min_tokens > 0 else None
+
+    @property
+    def fast(self) -> bool:
+        """True while `choose` needs no draft token ids, so ``draft`` may be empty."""
+        return True
+
+    def choose(self, logits: mx.array, position: int, draft: Sequence[int]) -> mx.array:
+        """The target's choice in every row.
+
+        Args:
+            logits: ``[rows, vocab]``; row k follows the committed tokens and ``draft[:k]``.
+            position: absolute position of the token row 0 chooses.
+            draft: the draft tokens fed in this pass, ``rows - 1`` of them.
+
+        Returns:
+            Lazy int32 ``[rows]``. At temperature 0 the best token, the lowest id among equals.
+        """
+        scores = self._processed(logits.astype(mx.float32), position)
+        if self.params.temperature == 0.0:
+            return mx.argmax(scores, axis=-1).astype(mx.int32)
+        return self._draw(scores / self.params.temperature, position)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take tokens into the answer: later rows follow them."""
+
+    def must_stop(self) -> bool:
+        """True once nothing may follow the committed tokens."""
+        return False
+
+    def logprobs(self, logits: mx.array, token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
+        """Log-probabilities of the model itself, before bias, penalties, temperature and truncation.
+
+        Args:
+            logits: ``[vocab]``, the row that chose ``token``.
+            top: how many of the likeliest tokens to give beside it.
+
+        Returns:
+            The token's natural log-probability, and ``(id, log-probability)`` of the likeliest, best first.
+        """
+        return self.logprob_rows(logits[None], [token], top)[0]
+
+    def logprob_rows(
+        self, logits: mx.array, tokens: Sequence[int], top: int
+    ) -> list[tuple[float, list[tuple[int, float]]]]:
+        """`logprobs` of several rows ``[rows, vocab]`` with one wait for the device."""
+        scores = logits.astype(mx.float32)
+        scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(scores, mx.array(list(tokens), dtype=mx.uint32)[:, None], axis=-1)[:, 0]
+        if top == 0:
+            return [(own, []) for own in np.array(chosen).tolist()]
+        best = top_k_candidates(scores, min(top, self.vocab))
+        values = mx.take_along_axis(scores, best, axis=-1)
+        mx.eval(chosen, best, values)
+        rows = zip(np.array(chosen).tolist(), np.array(best).tolist(), np.array(values).tolist(), strict=True)
+        return [
+            (own, sorted(zip(ids, row, strict=True), key=lambda pair: (-pair[1], pair[0]))) for own, ids, row in rows
+        ]
+
+    def _processed(self, scores: mx.array, position: int) -> mx.array:
+        if self._offset is not None:
+            scores = scores + self._offset
+        if self._no_ending is not None:
+            held_back = min(scores.shape[0], self._first + self.params.min_tokens - position)
+            if held_back > 0:
+                early = mx.arange(scores.shape[0])[:, None] < held_back
+                scores = mx.where(early, scores + self._no_ending, scores)
+        return scores
+
+    def _draw(self, scores: mx.array, position: int) -> mx.array:
+        """Gumbel-max over what the truncations leave; only the candidates get noise when ``top_k`` makes them few."""
+        params, rows = self.params, scores.shape[0]
+        candidates = None
+        if 0 < params.top_k < self.vocab:
+            candidates = top_k_candidates(scores, params.top_k)
+            scores = mx.take_along_axis(scores, candidates, axis=-1)
+        if params.top_p < 1.0:
+            scores = keep_top_p(scores, params.top_p)
+        if params.min_p > 0.0:
+            scores = keep_min_p(scores, params.min_p)
+        if candidates is None:
+            return mx.argmax(scores + keyed_gumbel(self.seed, position, rows, self.vocab), axis=-1).astype(mx.int32)
+        best = mx.argmax(scores + gumbel_at(self.seed, position, rows, candidates), axis=-1, keepdims=True)
+        return mx.take_along_axis(candidates, best, axis=-1)[:, 0].astype(mx.int32)
+
+    def _make_offset(self, params: SamplingParams, vocab: int) -> mx.array | None:
+        """What is added to every row: the bias, and minus infinity for tokens that are not allowed: ``[1, vocab]``."""
+        if not (params.logit_bias or params.banned_tokens or params.allowed_tokens is not None):
+            return None
+        allowed = set(range(vocab)) if params.allowed_tokens is None else set(params.allowed_tokens)
+        allowed -= set(params.banned_tokens)
+        if not (allowed - set(self._endings) if params.min_tokens > 0 else allowed):
+            raise RequestError(
+                "allowed_tokens, banned_tokens and min_tokens together leave no token to choose; allow at least one.",
+                param="banned_tokens" if params.allowed_tokens is None else "allowed_tokens",
+            )
+        row = [0.0 if token in allowed else -float("inf") for token in range(vocab)]
+        for token, bias in params.logit_bias.items():
+            row[token] += bias
+        return mx.array(row, dtype=mx.float32)[None]
+
+
+def _forbid(tokens: Sequence[int], vocab: int) -> mx.array:
+    row = [0.0] * vocab
+    for token in tokens:
+        row[token] = -float("inf")
+    return mx.array(row, dtype=mx.float32)[None]
