@@ -6,6 +6,7 @@ Whatever does not fit is refused with one sentence: which file, which tensor or 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,9 @@ from macspec_models.checkpoint_files import Header, read_config, read_header, re
 from macspec_models.drafters.block import DFlashDrafter
 from macspec_models.drafters.config import parse_config
 from macspec_models.drafters.dflash import DFlashConfig, DFlashNetwork
+from macspec_models.drafters.dflash2 import DFlash2Drafter, DFlash2Network
+from macspec_models.drafters.domino import DominoDrafter, DominoNetwork
+from macspec_models.drafters.dspark import DSparkDrafter, DSparkNetwork
 from macspec_models.drafters.head import DraftHead, gather_head, head_layer
 from macspec_models.errors import CheckpointError
 
@@ -54,11 +58,17 @@ def load_drafter(
     kind, config = parse_config(raw, where)
     check_pairing(config, target, where)
     headers = weight_headers(folder)
-    network = _NETWORKS[kind](config)
+    network_class, drafter_class = _KINDS[kind]
+    network = network_class(_optional_parts(config, headers))
     _fill(network, headers, raw, where, target.dtype)
     embed, head = _tables(config, target, head_rows, where)
-    drafter: DFlashDrafter = _DRAFTERS[kind](network, embed, head)
-    return drafter
+    return drafter_class(network, embed, head)
+
+
+def _optional_parts(config: DFlashConfig, headers: list[Header]) -> DFlashConfig:
+    """The configuration with what only the file tells: whether the confidence head has a bias."""
+    names = {plain_name(name) for header in headers for name in header.tensors}
+    return replace(config, extra={**config.extra, "confidence_bias": "confidence_head.proj.bias" in names})
 
 
 def check_pairing(config: DFlashConfig, target: Any, where: str) -> None:
@@ -195,5 +205,9 @@ def _quantise(network: nn.Module, names: set[str], raw: Mapping[str, Any], where
         raise CheckpointError(f"{where}: its quantization cannot be used: {error}") from error
 
 
-_NETWORKS: dict[str, Any] = {"dflash": DFlashNetwork}
-_DRAFTERS: dict[str, Any] = {"dflash": DFlashDrafter}
+_KINDS: dict[str, tuple[type[DFlashNetwork], type[DFlashDrafter]]] = {
+    "dflash": (DFlashNetwork, DFlashDrafter),
+    "dflash2": (DFlash2Network, DFlash2Drafter),
+    "dspark": (DSparkNetwork, DSparkDrafter),
+    "domino": (DominoNetwork, DominoDrafter),
+}

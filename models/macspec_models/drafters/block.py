@@ -49,7 +49,8 @@ class DFlashDrafter:
     @property
     def nbytes(self) -> int:
         """Bytes of weights, a reduced head's gathered rows included."""
-        return sum(array.nbytes for _, array in tree_flatten(self.network.parameters())) + self.head.nbytes
+        weights: list[tuple[str, mx.array]] = tree_flatten(self.network.parameters())
+        return sum(array.nbytes for _, array in weights) + self.head.nbytes
 
     def new_context(self) -> BlockContext:
         """An empty context."""

@@ -182,13 +182,15 @@ class Layer(nn.Module):  # type: ignore[misc]  # MLX ships no types
 class DFlashNetwork(nn.Module):  # type: ignore[misc]  # MLX ships no types
     """The trainable part of a DFlash drafter."""
 
+    layer_class: type[Layer] = Layer
+
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         self.config = config
         taps = len(config.target_layer_ids)
         self.fc = nn.Linear(taps * config.target_hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = [Layer(config) for _ in range(config.num_hidden_layers)]
+        self.layers = [self.layer_class(config) for _ in range(config.num_hidden_layers)]
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def fuse(self, features: mx.array) -> mx.array:
