@@ -214,11 +214,7 @@ class Worker:
         def cancelled() -> bool:
             return request.id in self._cancelled or self._closing.is_set()
 
-        if cancelled():
-            yield Started()
-            yield Finished(reason="cancelled")
-            return
-        yield from engine.generate(request, cancelled)
+        return engine.generate(request, cancelled)
 
     def _step(self, live: _Live) -> None:
         """Advance one request to the end of its round, its prompt chunk or its answer and send what happened."""
@@ -300,9 +296,19 @@ class Worker:
             self._fail(message["id"], error)
 
     def _on_cancel(self, message: Mapping[str, Any]) -> None:
-        known = {live.request.id for live in self._live} | {request.id for request in self._waiting}
-        if message["id"] not in known:
-            self._cancelled.discard(message["id"])
+        request_id = message["id"]
+        if any(live.request.id == request_id for live in self._live):
+            return
+        # Not begun, or already over when the message came.
+        self._cancelled.discard(request_id)
+        waiting = next((request for request in self._waiting if request.id == request_id), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+            events: list[Event] = [Finished(reason="cancelled")]
+            self._count(events, 0.0)
+            wires = [event_to_wire(event) for event in events]
+            self._send({"type": "events", "id": request_id, "events": wires})
+            self._send({"type": "done", "id": request_id})
 
     def _on_consumed(self, message: Mapping[str, Any]) -> None:
         for live in self._live:

@@ -73,6 +73,7 @@ class ProcessClient:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
         self._streams: dict[str, _Stream] = {}
         self._tickets: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._progress: dict[int, ProgressCallback] = {}
@@ -207,7 +208,8 @@ class ProcessClient:
             if isinstance(error, MacspecError):
                 self._failure = error
             await self._end_process()
-            self._set_state("failed")
+            if self._state == "loading":
+                self._set_state("failed")
             raise
         self._set_state("ready")
         return self._info
@@ -236,7 +238,7 @@ class ProcessClient:
         self._tickets[0] = greeted
         output = self._spawn_task(self._keep_output(process))
         self._spawn_task(self._pump(process, reader, writer, output))
-        self._spawn_task(self._watch(process))
+        self._watcher = self._spawn_task(self._watch(process))
         hello = await greeted
         if hello.get("version") != VERSION:
             raise ProtocolError(
@@ -278,12 +280,18 @@ class ProcessClient:
         except ProtocolError as error:
             self._kill(process, error.message)
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), self._options.close_seconds)
         if process.returncode is None:
             self._kill(process, "it closed its connection but did not end")
             await process.wait()
+        # Something the engine started may keep the pipe open.
         await asyncio.wait({output}, timeout=1.0)
+        output.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         self._on_death(process)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
@@ -315,11 +323,9 @@ class ProcessClient:
         except TimeoutError:
             self._kill(process)
             await process.wait()
+        if self._watcher is not None:
+            self._watcher.cancel()
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=2.0)
-        for task in tasks:
-            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_death(self, process: asyncio.subprocess.Process) -> None:

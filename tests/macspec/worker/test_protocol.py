@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from macspec_models.errors import ModelError
 
@@ -32,6 +32,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), JSON, max_size=5), st.integers(min_value=1, max_value=7))
 def test_frames_survive_any_split(values: dict[str, object], step: int) -> None:
     message = {**values, "type": "x"}
