@@ -7,22 +7,19 @@ every position is replayed exactly: each rule moves on by what it commits.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from macspec.errors import MacspecError, RequestError
 from macspec.scheduler.cost import CostModel
 from macspec.scheduler.interface import DepthPolicy, RoundOutcome, RoundState
-from macspec.scheduler.ladder import Ladder, LadderError
+from macspec.scheduler.ladder import Ladder
 from macspec.scheduler.oracle import OraclePolicy
-from macspec.scheduler.policies import COMPARED, make_policy
-from macspec.scheduler.trace import Trace, TraceRound, read_trace
+from macspec.scheduler.policies import make_policy
+from macspec.scheduler.trace import Trace, TraceRound
 
 
 @dataclass(slots=True)
@@ -154,114 +151,15 @@ def simulate(name: str, trace: Trace, ladder: Ladder, *, noise: float = 0.0, see
     return replay(make_policy(name, CostModel(ladder)), trace, ladder, noise=noise, seed=seed)
 
 
-# --- command
-
-
-def ladder_directory() -> Path:
-    """Where the published ladders lie in a checkout."""
-    return Path(__file__).resolve().parents[2] / "benchmarks" / "ladders"
-
-
-def published_ladders() -> list[Ladder]:
-    """Every ladder in `ladder_directory`, by name."""
-    return [Ladder.read(path) for path in sorted(ladder_directory().glob("*.json"))]
-
-
-def find_ladders(choice: str, trace: Trace) -> list[Ladder]:
-    """The ladders meant by ``all``, ``self``, a file or a published name; raises `LadderError` when there is none."""
-    if choice == "all":
-        return published_ladders()
-    if choice == "self":
-        if "ladder" not in trace.header:
-            raise LadderError("The trace holds no ladder of its own machine; name one or give a file with --ladder.")
-        return [Ladder.from_json(trace.header["ladder"], name="self")]
-    path = Path(choice)
-    if path.suffix == ".json" or path.exists():
-        return [Ladder.read(path)]
-    named = ladder_directory() / f"{choice}.json"
-    if not named.exists():
-        known = ", ".join(sorted(item.stem for item in ladder_directory().glob("*.json"))) or "none found"
-        raise LadderError(f"There is no ladder {choice!r}; use all, self, a file or one of: {known}.")
-    return [Ladder.read(named)]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `macspec simulate`."""
-    parser.add_argument("trace", type=Path, help="a trace recorded with macspec bench --trace FILE")
-    parser.add_argument(
-        "--ladder", default="self", metavar="NAME", help="self, all, a file or a published ladder (default: self)"
-    )
-    parser.add_argument("--policy", default="rate", metavar="NAME", help="all, or names separated by commas")
-    parser.add_argument("--noise", type=float, default=0.0, help="relative spread of every time (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run `macspec simulate`; returns the exit code."""
-    trace = read_trace(args.trace)
-    names = list(COMPARED) if args.policy == "all" else [name.strip() for name in args.policy.split(",")]
-    results = []
-    for ladder in find_ladders(args.ladder, trace):
-        reference = {name: simulate(name, trace, ladder) for name in ("plain", "oracle", "best-fixed")}
-        for name in names:
-            results.append((reference, simulate(name, trace, ladder, noise=args.noise)))
-        results.append((reference, reference["best-fixed"]))
-        results.append((reference, reference["oracle"]))
-    if args.json:
-        print(json.dumps([_values(*pair) for pair in results], indent=1))
-    else:
-        _print(trace, results)
-    return 0
-
-
-Compared = tuple[dict[str, Result], Result]
-
-
-def _values(reference: dict[str, Result], result: Result) -> dict[str, Any]:
-    return {
-        "ladder": result.ladder,
-        "policy": result.policy,
-        "simulated_tokens_per_second": round(result.tokens_per_second, 2),
-        "to_plain": round(result.tokens_per_second / reference["plain"].tokens_per_second, 4),
-        "regret": round(1.0 - result.tokens_per_second / reference["oracle"].tokens_per_second, 4),
-        "parked": round(result.parked, 4),
-        "probing": round(result.probing, 4),
-        "depths": {str(depth): count for depth, count in sorted(result.depths.items())},
-    }
-
-
-def _print(trace: Trace, results: Sequence[Compared]) -> None:
-    print(f"Simulated: {len(trace.rounds)} recorded rounds", end="")
-    print(f" ({trace.censored} cut ones left out)" if trace.censored else "", flush=True)
-    ladder = ""
-    logs: dict[str, list[float]] = {}
-    for reference, result in results:
-        if result.ladder != ladder:
-            ladder = result.ladder
-            print(f"\n{ladder}: plain {reference['plain'].tokens_per_second:.1f} tok/s")
-            print(
-                f"  {'policy':<16}{'tok/s':>8}{'x plain':>9}{'regret':>8}{'parked':>8}{'probing':>8}  depths from 0, %"
-            )
-        ratio = result.tokens_per_second / reference["plain"].tokens_per_second
-        logs.setdefault(result.policy.split(" ")[0], []).append(math.log(ratio))
-        regret = 1.0 - result.tokens_per_second / reference["oracle"].tokens_per_second
-        shares = [100.0 * result.depths.get(d, 0) / result.rounds for d in range(max(result.depths) + 1)]
-        print(
-            f"  {result.policy:<16}{result.tokens_per_second:>8.1f}{ratio:>9.3f}{regret:>8.1%}{result.parked:>8.1%}"
-            f"{result.probing:>8.1%}  {' '.join(f'{share:.0f}' for share in shares)}"
-        )
-    if len({result.ladder for _, result in results}) > 1:
-        print("\nGeometric mean of x plain over the ladders (simulated)")
-        for name, values in sorted(logs.items(), key=lambda pair: -sum(pair[1])):
-            print(f"  {name:<16}{math.exp(sum(values) / len(values)):>8.3f}")
-
-
 def main() -> int:
-    """``python -m macspec.scheduler.simulate``."""
+    """``python -m macspec.scheduler.simulate``, the same as ``macspec simulate``."""
+    # Imported here because the command is built on this module.
+    from macspec.scheduler import command
+
     parser = argparse.ArgumentParser(prog="macspec simulate", description="Replay depth rules over a recorded trace.")
-    add_arguments(parser)
+    command.add_arguments(parser)
     try:
-        return run(parser.parse_args())
+        return command.run(parser.parse_args())
     except MacspecError as error:
         print(error, file=sys.stderr)
         return error.exit_code
