@@ -95,7 +95,8 @@ def _parse_header(path: Path, text: bytes, data: int) -> Header:
         raise CheckpointError(f"{path} has a damaged header. Download it again.") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path} has a header that is no object. Download it again.")
-    metadata = raw.pop("__metadata__", {})
+    # MLX writes null when it is given none.
+    metadata = raw.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path} has a header whose __metadata__ is not a map of strings.")
     tensors = {name: _tensor(path, name, entry, data) for name, entry in raw.items()}

@@ -1,7 +1,7 @@
 """What a block drafter keeps of the committed tokens: keys and values per layer, in preallocated chunks.
 
 Positions are absolute. A full-attention layer keeps all of them; a sliding layer forgets, now and then, those no later
-block can see. Rows behind ``length`` are scratch: a draft writes its block's keys and values there, so that attention
+block will see. Rows behind ``length`` are scratch: a draft writes its block's keys and values there, so that attention
 reads one contiguous buffer and no context is copied per round.
 """
 
@@ -20,6 +20,8 @@ class LayerBuffer:
 
     def __init__(self, window: int | None, chunk: int = CHUNK) -> None:
         self.window, self.chunk = window, chunk
+        # A little more than the window, so that trimming up to a chunk costs a sliding layer nothing.
+        self._kept = None if window is None else window + chunk
         self.base, self.length = 0, 0
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
@@ -32,10 +34,9 @@ class LayerBuffer:
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Commit ``[1, kv_heads, n, head_dim]`` at positions ``length ...``."""
         count = keys.shape[2]
-        if self.window is not None and count > self.window:
-            # Only the newest window can ever be seen.
-            self.base = self.length = self.length + count - self.window
-            keys, values, count = keys[:, :, -self.window :], values[:, :, -self.window :], self.window
+        if self._kept is not None and count > self._kept:
+            self.base = self.length = self.length + count - self._kept
+            keys, values, count = keys[:, :, -self._kept :], values[:, :, -self._kept :], self._kept
         self._write(keys, values)
         self.length += count
 
@@ -84,7 +85,7 @@ class LayerBuffer:
 
     def _grow(self, keys: mx.array, values: mx.array) -> None:
         """Make room for the rows of ``keys``; a sliding layer drops what has left its window."""
-        keep = self.rows if self.window is None else min(self.rows, self.window)
+        keep = self.rows if self._kept is None else min(self.rows, self._kept)
         capacity = -(-(keep + keys.shape[2]) // self.chunk) * self.chunk
         grown = []
         for held, new in ((self.keys, keys), (self.values, values)):
