@@ -31,12 +31,19 @@ class Bridge:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self.call(self.client.close())
-            self.call(self._loop.shutdown_asyncgens())
+            self.call(self._end())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    async def _end(self) -> None:
+        await self.client.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the client's loop and wait for its result; Ctrl-C interrupts the wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from macspec.request import GenerationStats
-from macspec.worker.protocol import EngineInfo, LoadProgress
+from macspec.worker.protocol import EngineInfo, EngineStats, LoadProgress
 
 
 def tokens(count: int) -> str:
@@ -72,3 +72,24 @@ def progress(step: LoadProgress) -> str:
     if step.total >= 100_000:
         return f"{step.stage}{detail}: {size(step.done)} of {size(step.total)} ({share} %)"
     return f"{step.stage}{detail}: {share} %"
+
+
+def spent(stats: GenerationStats) -> str:
+    """Where the time of an answer went."""
+    parts = [f"drafting {stats.draft_ms / 1000:.2f} s", f"verifying {stats.verify_ms / 1000:.2f} s"]
+    parts.append(f"other {stats.other_ms / 1000:.2f} s")
+    if stats.prompt_tps:
+        parts.append(f"prompt {stats.prompt_tps:.0f} tok/s")
+    if stats.rounds:
+        parts.append(f"parked {100 * stats.parked_rounds / stats.rounds:.0f} % of {stats.rounds} rounds")
+    return " · ".join(parts)
+
+
+def engine_lines(stats: EngineStats) -> list[str]:
+    """The engine process in words: what it did since it started and what it holds."""
+    share = 100 * stats.accepted / stats.verified if stats.verified else 0
+    return [
+        f"Engine: {stats.generation_tokens:,} tokens in {stats.completed} answers, up {seconds(stats.uptime)}",
+        f"        {stats.accepted:,} of {stats.verified:,} verified drafts accepted ({share:.0f} %)",
+        f"        memory {size(stats.memory_active)}, cache {size(stats.memory_cache)}, peak {size(stats.memory_peak)}",
+    ]
