@@ -57,6 +57,11 @@ def make_policy(name: str, cost: CostModel | None = None, *, survival: SurvivalM
     raise RequestError(f"There is no policy {name!r}; use one of {', '.join(POLICIES)}.", param="policy")
 
 
+def needs_cost(name: str) -> bool:
+    """Whether the rule called ``name`` weighs costs; unknown names are left to `make_policy`."""
+    return name in ("rate", "dcut", "dspark", "dscale", "ewma")
+
+
 def _priced(name: str, cost: CostModel | None) -> CostModel:
     if cost is None:
         raise RequestError(

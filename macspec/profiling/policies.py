@@ -1,0 +1,121 @@
+"""Depth rules for a loaded engine: finds or measures the pair's ladder, loads and keeps what was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from macspec.bench.machine import Machine, State, describe, state
+from macspec.profiling.conditions import doubtful, warnings
+from macspec.profiling.identity import identity
+from macspec.profiling.measure import Meter
+from macspec.profiling.store import Profile, ProfileStore
+from macspec.scheduler.cost import CostModel
+from macspec.scheduler.interface import DepthPolicy
+from macspec.scheduler.policies import make_policy, needs_cost
+from macspec.scheduler.store import load_survival, save_survival
+from macspec.scheduler.survival import SurvivalModel
+
+#: Called with a stage, the amount done and the amount in all.
+Progress = Callable[[str, int, int], None]
+#: Called with one sentence for the person.
+Say = Callable[[str], None]
+
+
+class PolicyMaker:
+    """Makes depth rules by name; pass it to the engine as its ``policy_factory``.
+
+    Nothing is measured until a rule that weighs costs is asked for, or `prepare` is called.
+
+    Args:
+        engine: needs ``target`` and ``drafter``.
+        store: where profiles are kept; None takes the user's cache directory.
+        say: gets one sentence when something is measured, and the warnings.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        store: ProfileStore | None = None,
+        progress: Progress | None = None,
+        say: Say | None = None,
+        machine: Machine | None = None,
+        condition: Callable[[], State] = state,
+    ) -> None:
+        self.engine = engine
+        self.store = store or ProfileStore()
+        self._progress = progress or (lambda stage, done, total: None)
+        self._say = say or (lambda sentence: None)
+        self._machine = machine or describe()
+        self._condition = condition
+        self._profile: Profile | None = None
+        self._cost: CostModel | None = None
+        self._survival: SurvivalModel | None = None
+
+    def __call__(self, name: str) -> DepthPolicy:
+        """The rule called ``name``; see `macspec.scheduler.make_policy` for the errors."""
+        if self.engine.drafter is None or not needs_cost(name):
+            return make_policy(name)
+        return make_policy(name, self.cost(), survival=self._learned() if name == "rate" else None)
+
+    @property
+    def ladder_ms(self) -> tuple[float, ...]:
+        """Milliseconds by row count at the shortest context measured, empty before `prepare`."""
+        return () if self._profile is None else self._profile.ladder.verify[0]
+
+    def cost(self) -> CostModel:
+        """The cost model all rules share."""
+        if self._cost is None:
+            self._cost = CostModel(self.prepare().ladder)
+        return self._cost
+
+    def prepare(self, *, again: bool = False) -> Profile:
+        """The pair's profile, measured if need be; ``again`` measures in any case.
+
+        An interrupted measurement raises what interrupted it and leaves the stored profile as it was.
+        """
+        if self._profile is not None and not again:
+            return self._profile
+        before = self._condition()
+        key = identity(self.engine, self._machine, before)
+        stored, why = (None, "") if again else self.store.load(key)
+        if stored is not None and stored.doubtful and not doubtful(self._machine, before):
+            stored, why = None, "The stored profile was measured on a busy or hot machine."
+        if stored is None:
+            if why:
+                self._say(f"{why} Measuring it takes a few seconds.")
+            stored = self._measure(key, before)
+        self._profile = stored
+        self._cost = None
+        return stored
+
+    def _measure(self, key: dict[str, Any], before: State) -> Profile:
+        meter = Meter(
+            self.engine.target,
+            self.engine.drafter,
+            progress=lambda done, total: self._progress("measuring verification", done, total),
+        )
+        ladder = meter.ladder()
+        after = self._condition()
+        found = tuple(warnings(self._machine, before, after))
+        profile = Profile(ladder, key, self.store.now(), doubtful(self._machine, before, after), found)
+        self.store.save(profile)
+        for sentence in found:
+            self._say(sentence)
+        return profile
+
+    def _learned(self) -> SurvivalModel:
+        if self._survival is None:
+            self._survival = SurvivalModel()
+            load_survival(self.store.survival_path(self.prepare().identity), self._survival)
+        return self._survival
+
+    def save(self) -> None:
+        """Keep what was learned; call it when the engine closes. Two processes that learned at once both count."""
+        if self._profile is None:
+            return
+        if self._survival is not None:
+            save_survival(self.store.survival_path(self._profile.identity), self._survival)
+        if self._cost is not None and self._cost.suspect:
+            self.store.mark_stale(self._profile.identity)
