@@ -104,9 +104,9 @@ class Meter:
             for number in used:
                 draft[number].append(self._draft(beds[number]))
         self._report(total, total)
-        curves = [[statistics.median(samples) for samples in bed] for bed in verify]
-        for number, bed in enumerate(verify):
-            if len(bed[0]) < LEAST:
+        curves = [[statistics.median(samples) for samples in times] for times in verify]
+        for number in range(1, count):
+            if len(verify[number][0]) < LEAST:
                 curves[number] = lifted(curves[0], curves[number])
         return Ladder(
             contexts=self.contexts,
@@ -115,7 +115,7 @@ class Meter:
             replay=self._replays(beds[0]),
             name=name,
             notes={
-                "repeats": [len(bed[0]) for bed in verify],
+                "repeats": [len(times[0]) for times in verify],
                 "seconds": round(self._clock() - begin, 2),
             },
         )
