@@ -12,8 +12,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from macspec.engine.constraints import Constraints
+from macspec.engine.grammar import GrammarState, Mask
 from macspec.engine.noise import derived_seed, gumbel_at, keyed_gumbel
+from macspec.engine.penalties import Penalties
 from macspec.engine.processors import keep_min_p, keep_top_p, top_k_candidates
+from macspec.engine.thinking import ThinkingTracker
 from macspec.errors import RequestError
 from macspec.request import SamplingParams
 
@@ -31,28 +35,36 @@ class Chooser:
         prompt: Sequence[int],
         seed: int,
         eos: frozenset[int],
+        *,
+        thinking: bool | None = None,
+        thinking_budget: int | None = None,
     ) -> None:
         """Prepare the choices of one answer.
 
         Args:
-            tokenizer: the target's mlx-lm ``TokenizerWrapper``; used by grammars only.
+            tokenizer: the target's mlx-lm ``TokenizerWrapper``; used by grammars and for thinking only.
             prompt: the prompt's token ids; the first choice is at position ``len(prompt)``.
             seed: key of the noise; distinct answers of one request need distinct seeds.
             eos: end-of-sequence tokens; with the stop tokens they are held back until ``min_tokens``.
+            thinking: False ends every thinking section at once; a grammar applies after thinking.
+            thinking_budget: tokens after which a thinking section is made to end.
 
         Raises:
-            RequestError: when the parameters leave no token to choose from.
+            RequestError: the grammar is invalid, or the parameters leave no token to choose from.
         """
         self.params, self.vocab, self.seed = params, vocab, seed
         self._first = len(prompt)
         self._endings = sorted((eos | frozenset(params.stop_token_ids)) & frozenset(range(vocab)))
-        self._offset = self._make_offset(params, vocab)
+        allowed = self._allowed(params, vocab)
+        self._offset = self._make_offset(params, allowed, vocab)
         self._no_ending = _forbid(self._endings, vocab) if params.min_tokens > 0 else None
+        self._penalties = Penalties(params, prompt) if Penalties.wanted(params) else None
+        self._constraints = self._make_constraints(tokenizer, prompt, eos, allowed, thinking, thinking_budget)
 
     @property
     def fast(self) -> bool:
         """True while `choose` needs no draft token ids, so ``draft`` may be empty."""
-        return True
+        return self._penalties is None and self._constraints is None
 
     def choose(self, logits: mx.array, position: int, draft: Sequence[int]) -> mx.array:
         """The target's choice in every row.
@@ -63,19 +75,27 @@ class Chooser:
             draft: the draft tokens fed in this pass, ``rows - 1`` of them.
 
         Returns:
-            Lazy int32 ``[rows]``. At temperature 0 the best token, the lowest id among equals.
+            Lazy int32 ``[n]``. At temperature 0 the best token, the lowest id among equals. ``n`` is below ``rows``
+            where the draft cannot be accepted any further: it breaks the grammar or goes on after its end.
+
+        Raises:
+            RequestError: the constraints leave nothing to follow the committed tokens.
         """
-        scores = self._processed(logits.astype(mx.float32), position)
+        scores = self._processed(logits.astype(mx.float32), position, draft)
         if self.params.temperature == 0.0:
             return mx.argmax(scores, axis=-1).astype(mx.int32)
         return self._draw(scores / self.params.temperature, position)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take tokens into the answer: later rows follow them."""
+        if self._penalties is not None:
+            self._penalties.commit(tokens)
+        if self._constraints is not None:
+            self._constraints.commit(tokens)
 
     def must_stop(self) -> bool:
-        """True once nothing may follow the committed tokens."""
-        return False
+        """True once nothing may follow the committed tokens: the grammar is complete."""
+        return self._constraints is not None and self._constraints.finished
 
     def logprobs(self, logits: mx.array, token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
         """Log-probabilities of the model itself, before bias, penalties, temperature and truncation.
@@ -106,14 +126,25 @@ class Chooser:
             (own, sorted(zip(ids, row, strict=True), key=lambda pair: (-pair[1], pair[0]))) for own, ids, row in rows
         ]
 
-    def _processed(self, scores: mx.array, position: int) -> mx.array:
+    def _processed(self, scores: mx.array, position: int, draft: Sequence[int]) -> mx.array:
+        """Scores after masks, bias and penalties, of the rows that can be reached."""
+        early = max(0, self._first + self.params.min_tokens - position)
+        masks: list[Mask | None] = []
+        if self._constraints is not None:
+            masks = self._constraints.along(draft, scores.shape[0], early)
+            scores = scores[: len(masks)]
         if self._offset is not None:
             scores = scores + self._offset
-        if self._no_ending is not None:
-            held_back = min(scores.shape[0], self._first + self.params.min_tokens - position)
-            if held_back > 0:
-                early = mx.arange(scores.shape[0])[:, None] < held_back
-                scores = mx.where(early, scores + self._no_ending, scores)
+        # Rows with a mask have their endings settled in it: a complete grammar goes before min_tokens.
+        held_back = [row < early and (not masks or masks[row] is None) for row in range(scores.shape[0])]
+        if self._no_ending is not None and any(held_back):
+            scores = mx.where(mx.array(held_back)[:, None], scores + self._no_ending, scores)
+        if any(mask is not None for mask in masks):
+            everything = np.ones(self.vocab, dtype=np.bool_)
+            allowed = mx.array(np.stack([everything if mask is None else mask for mask in masks]))
+            scores = mx.where(allowed, scores, -mx.inf)
+        if self._penalties is not None:
+            scores = self._penalties.apply(scores, draft)
         return scores
 
     def _draw(self, scores: mx.array, position: int) -> mx.array:
@@ -132,25 +163,61 @@ class Chooser:
         best = mx.argmax(scores + gumbel_at(self.seed, position, rows, candidates), axis=-1, keepdims=True)
         return mx.take_along_axis(candidates, best, axis=-1)[:, 0].astype(mx.int32)
 
-    def _make_offset(self, params: SamplingParams, vocab: int) -> mx.array | None:
-        """What is added to every row: the bias, and minus infinity for tokens that are not allowed: ``[1, vocab]``."""
-        if not (params.logit_bias or params.banned_tokens or params.allowed_tokens is not None):
+    def _allowed(self, params: SamplingParams, vocab: int) -> Mask | None:
+        """Tokens that may be chosen at all, None for all of them."""
+        if params.allowed_tokens is None and not params.banned_tokens:
             return None
-        allowed = set(range(vocab)) if params.allowed_tokens is None else set(params.allowed_tokens)
-        allowed -= set(params.banned_tokens)
-        if not (allowed - set(self._endings) if params.min_tokens > 0 else allowed):
+        allowed = np.full(vocab, params.allowed_tokens is None)
+        allowed[list(params.allowed_tokens or ())] = True
+        allowed[list(params.banned_tokens)] = False
+        lasting = allowed.copy()
+        if params.min_tokens > 0:
+            lasting[self._endings] = False
+        if not lasting.any():
             raise RequestError(
                 "allowed_tokens, banned_tokens and min_tokens together leave no token to choose; allow at least one.",
                 param="banned_tokens" if params.allowed_tokens is None else "allowed_tokens",
             )
-        row = [0.0 if token in allowed else -float("inf") for token in range(vocab)]
+        return allowed
+
+    def _make_offset(self, params: SamplingParams, allowed: Mask | None, vocab: int) -> mx.array | None:
+        """What is added to every row: the bias, and minus infinity for tokens that are not allowed: ``[1, vocab]``."""
+        if allowed is None and not params.logit_bias:
+            return None
+        row = np.zeros(vocab, dtype=np.float32)
         for token, bias in params.logit_bias.items():
-            row[token] += bias
-        return mx.array(row, dtype=mx.float32)[None]
+            row[token] = bias
+        if allowed is not None:
+            row[~allowed] = -np.inf
+        return mx.array(row)[None]
+
+    def _make_constraints(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        eos: frozenset[int],
+        allowed: Mask | None,
+        thinking: bool | None,
+        budget: int | None,
+    ) -> Constraints | None:
+        params = self.params
+        tracker = ThinkingTracker.of(tokenizer, prompt, thinking=thinking, budget=budget)
+        if params.grammar is None and (tracker is None or tracker.budget is None):
+            return None
+        grammar = None
+        if params.grammar is not None:
+            grammar = GrammarState(params.grammar, tokenizer, self.vocab, eos)
+        return Constraints(
+            self.vocab,
+            grammar,
+            tracker,
+            allowed=allowed,
+            endings=self._endings,
+            may_think=thinking is not False,
+        )
 
 
 def _forbid(tokens: Sequence[int], vocab: int) -> mx.array:
-    row = [0.0] * vocab
-    for token in tokens:
-        row[token] = -float("inf")
-    return mx.array(row, dtype=mx.float32)[None]
+    row = np.zeros(vocab, dtype=np.float32)
+    row[list(tokens)] = -np.inf
+    return mx.array(row)[None]

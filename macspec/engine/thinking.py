@@ -1,0 +1,89 @@
+"""Follows thinking sections in a token stream: where they begin and end, and when their budget is used up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+Marker = tuple[int, ...]
+
+
+class MarkerMatch:
+    """Finds one sequence of tokens in a stream."""
+
+    def __init__(self, marker: Marker) -> None:
+        self.marker = marker
+        #: Tokens of the marker that the stream ends with.
+        self.matched = 0
+
+    def feed(self, token: int) -> bool:
+        """Whether the marker is complete with ``token``; the search then starts afresh."""
+        seen = (*self.marker[: self.matched], token)
+        self.matched = next((k for k in range(len(seen), 0, -1) if seen[-k:] == self.marker[:k]), 0)
+        if self.matched == len(self.marker):
+            self.matched = 0
+            return True
+        return False
+
+
+class ThinkingTracker:
+    """The thinking state of an answer: outside or inside a section, and how many tokens it has taken."""
+
+    def __init__(self, start: Marker, end: Marker, *, inside: bool, budget: int | None = None) -> None:
+        """Start outside, or ``inside`` when the prompt already opened a section.
+
+        Args:
+            start: tokens that open a section.
+            end: tokens that close it.
+            budget: thinking tokens of all sections together after which `forced` demands the end.
+        """
+        self.start, self.end, self.inside, self.budget = start, end, inside, budget
+        #: Tokens inside sections so far, closing markers included.
+        self.count = 0
+        #: Whether any section was opened.
+        self.opened = inside
+        self._match = MarkerMatch(end if inside else start)
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, prompt: Sequence[int], *, thinking: bool | None = None, budget: int | None = None
+    ) -> ThinkingTracker | None:
+        """The tracker for an answer to ``prompt``, None for a model that does not think.
+
+        ``thinking=False`` closes every section at once, should the template not have prevented it.
+        """
+        if not getattr(tokenizer, "has_thinking", False):
+            return None
+        start, end = tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
+        tokens = list(prompt)
+        inside = tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens)
+        return cls(start, end, inside=inside, budget=0 if thinking is False else budget)
+
+    def copy(self) -> ThinkingTracker:
+        """An independent tracker in the same state."""
+        other = copy(self)
+        other._match = copy(self._match)
+        return other
+
+    @property
+    def matched(self) -> int:
+        """Tokens of the marker looked for now that were already seen."""
+        return self._match.matched
+
+    def feed(self, token: int) -> bool:
+        """Advance by one token; True when it completed a marker."""
+        if self.inside:
+            self.count += 1
+        if not self._match.feed(token):
+            return False
+        self.inside = not self.inside
+        self.opened = True
+        self._match = MarkerMatch(self.end if self.inside else self.start)
+        return True
+
+    def forced(self) -> int | None:
+        """The token that must come next because the budget is used up, else None."""
+        if self.inside and self.budget is not None and self.count >= self.budget:
+            return self.end[self._match.matched]
+        return None
