@@ -68,11 +68,15 @@ def _chat(
         from macspec_tui.app import run_app
 
         return run_app(make_client(), store, session, settings, theme=args.theme, first=prompt)
+    from macspec.generate_command import DEFAULT_MAX_TOKENS
     from macspec_tui.history import PromptHistory
     from macspec_tui.plain import PlainChat, labelled_reader, line_reader
 
     resumed = args.resume_last or args.resume is not None
     once = piped_in or args.json or (piped_out and bool(prompt))
+    if once and settings.base.sampling.max_tokens is None:
+        # Nobody watches who could stop a small model that never ends by itself.
+        settings = settings.set("max_tokens", str(DEFAULT_MAX_TOKENS))
     chat = PlainChat(
         make_client(),
         session,
@@ -129,7 +133,10 @@ def _settings(args: argparse.Namespace) -> ChatSettings:
     from macspec.request import GenerationRequest
     from macspec_tui.settings import ChatSettings
 
-    return ChatSettings(GenerationRequest(**request_options(args)))
+    request = GenerationRequest(**request_options(args))
+    if request.sampling.n != 1:
+        raise RequestError("A chat shows one answer per turn; leave --n out, and use /retry for others.", param="n")
+    return ChatSettings(request)
 
 
 def _list_sessions(store: SessionStore) -> int:

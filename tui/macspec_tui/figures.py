@@ -31,17 +31,15 @@ def seconds(value: float) -> str:
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
-def summary(stats: GenerationStats, max_depth: int = 0) -> str:
+def summary(stats: GenerationStats) -> str:
     """One line about a finished answer, without control characters or colour."""
-    parts = [f"{stats.generation_tokens} tokens", f"{stats.generation_tps:.1f} tok/s"]
-    if stats.drafted:
-        per_round = stats.accepted / max(stats.rounds - stats.parked_rounds, 1)
-        parts.append(f"accepted {per_round:.1f}" + (f"/{max_depth}" if max_depth else "") + " per round")
-        parts.append(f"{stats.acceptance_length:.2f} tokens per round")
+    parts = [f"{stats.generation_tokens} tokens at {stats.generation_tps:.1f} tok/s"]
     if stats.rounds and stats.parked_rounds == stats.rounds:
         parts.append("plain decoding")
+    elif stats.drafted:
+        parts.append(f"{stats.acceptance_length:.2f} per round")
     if stats.prompt_tokens:
-        cached = f", {tokens(stats.cached_tokens)} cached" if stats.cached_tokens else ""
+        cached = f" ({tokens(stats.cached_tokens)} cached)" if stats.cached_tokens else ""
         parts.append(f"prompt {tokens(stats.prompt_tokens)}{cached}")
     return " · ".join(parts)
 

@@ -11,7 +11,7 @@ from macspec.request import GenerationRequest
 from macspec_tui.conversation import Conversation
 
 #: Fields of a request that ``/set`` changes besides the sampling parameters.
-OWN_FIELDS = ("depth", "policy", "thinking_budget", "coupled")
+OWN_FIELDS = ("depth", "policy", "coupled", "use_cache", "thinking", "thinking_budget", "template_options")
 #: Sampling parameters that mean nothing in a chat of one answer per turn.
 HIDDEN_FIELDS = ("n", "logprobs")
 
@@ -41,9 +41,12 @@ class ChatSettings:
             (f.name, _shown(getattr(sampling, f.name))) for f in fields(sampling) if f.name not in HIDDEN_FIELDS
         ]
 
-    def names(self) -> list[str]:
-        """Names ``/set`` knows."""
-        return [name for name, _ in self.shown()]
+    def known(self) -> list[tuple[str, str]]:
+        """Names ``/set`` takes, each with its present value where it has one of its own."""
+        from macspec.cli_options import option_names
+
+        values = dict(self.shown())
+        return [(name, values.get(name, "")) for name in option_names() if name not in HIDDEN_FIELDS]
 
     def set(self, name: str, value: str) -> ChatSettings:
         """A copy with one setting changed from its text. Raises `RequestError` that says what is allowed."""

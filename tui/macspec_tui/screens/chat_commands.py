@@ -225,8 +225,7 @@ class ChatCommands:
         last = screen.session.conversation.last("assistant")
         lines = []
         if last is not None and last.stats is not None:
-            info = screen.app.client.info
-            lines.append("Last answer: " + figures.summary(last.stats, info.max_depth if info else 0))
+            lines.append("Last answer: " + figures.summary(last.stats))
             lines.append("             " + figures.spent(last.stats))
         if screen.engine_ready:
             lines += figures.engine_lines(await screen.app.client.stats())
@@ -268,7 +267,7 @@ class ChatCommands:
         await self._screen.app.action_quit()
 
     def _settings(self, words: Sequence[str]) -> Iterable[tuple[str, str]]:
-        return [] if words else self._screen.app.settings.shown()
+        return [] if words else self._screen.app.settings.known()
 
     def _copies(self, words: Sequence[str]) -> Iterable[tuple[str, str]]:
         last = self._screen.session.conversation.last("assistant")

@@ -30,7 +30,7 @@ class UserMessage(MessageActions, Vertical):
             self.message = message
 
     def __init__(self, message: Message, version: tuple[int, int] = (1, 1)) -> None:
-        super().__init__(classes="message user")
+        super().__init__(classes="message user" if version[1] > 1 else "message user -single")
         self.message: Message = message
         self._version = version
         self._unfolded = False
@@ -42,6 +42,7 @@ class UserMessage(MessageActions, Vertical):
     def set_version(self, version: tuple[int, int]) -> None:
         """Say which of how many versions this is."""
         self._version = version
+        self.set_class(version[1] <= 1, "-single")
         self.query_one(".user-foot", Static).update(Content(self._foot_text()))
 
     def on_click(self) -> None:
