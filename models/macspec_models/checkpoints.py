@@ -194,7 +194,7 @@ def _own_tables(folder: Path, config: DFlashConfig, target: Any) -> dict[str, mx
     needed = tuple(name for name in _TABLES if name in shapes and shapes[name] != copy)
     if config.hidden_size != target.hidden_size and set(needed) != set(_TABLES):
         raise CheckpointError(
-            f"{folder}: this drafter is {config.hidden_size} wide and {target.name} {target.hidden_size}, and it brings "
+            f"{folder}: this drafter is {config.hidden_size} wide and {target.name} {target.hidden_size}, and it has "
             "no embedding and head of its own; it was made for another model."
         )
     tables = _tensors(folder, (*needed, "d2t")) if needed else {}
@@ -242,7 +242,7 @@ def _tables(
 
 
 def _scaled_embedding(target: Any) -> Embed:
-    """The target's embedding as its first layer sees it: Gemma models multiply theirs, and their drafters learned that."""
+    """The target's embedding as its first layer sees it: Gemma models scale theirs, and their drafters learned that."""
     text = target.config.get("text_config") or target.config
     if not str(text.get("model_type", "")).startswith("gemma"):
         return cast(Embed, target.embed)

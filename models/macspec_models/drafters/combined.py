@@ -1,0 +1,117 @@
+"""A model drafter and prompt lookup together: each round goes to the better buy.
+
+Lookup flies where text is repeated (edits, quotations, re-emitted code) and is silent elsewhere. Every lookup proposal
+is settled against what was really committed, also in rounds the model drafted, so its chances stay calibrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+
+from macspec_models.drafters.block import Noise
+from macspec_models.drafters.choice import ProposerChoice
+from macspec_models.drafters.interface import DraftBlock, DraftContext, Drafter
+from macspec_models.drafters.lookup import LookupContext, lookup_block
+from macspec_models.drafters.suffix import MatchRecord
+
+
+class CombinedContext:
+    """The model drafter's context, the lookup index, and whether the model drafted in the round that is open."""
+
+    def __init__(self, model: DraftContext, lookup: LookupContext) -> None:
+        self.model, self.lookup = model, lookup
+        self.model_drafted = False
+
+    @property
+    def length(self) -> int:
+        """Committed positions; the next anchor's absolute position."""
+        return self.model.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return self.model.nbytes
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` positions without features; see ``BlockContext.skip``."""
+        model: Any = self.model
+        model.skip(count)
+
+    def trim(self, length: int) -> None:
+        """Forget positions from ``length`` on."""
+        self.model.trim(length)
+        self.lookup.trim(length)
+        self.model_drafted = False
+
+    def fork(self) -> CombinedContext:
+        """An independent copy that shares what is immutable."""
+        return CombinedContext(self.model.fork(), self.lookup.fork())
+
+    def arrays(self) -> list[mx.array]:
+        """Arrays to evaluate so that nothing stays lazy."""
+        return self.model.arrays()
+
+
+class CombinedDrafter:
+    """Wraps a model drafter.
+
+    Args:
+        model: the drafter that reads features.
+        lookup_depth: most tokens a lookup proposes.
+        draft_share: cost of a model draft in verification passes; set it from the measured ladder.
+    """
+
+    def __init__(self, model: Drafter, *, lookup_depth: int = 10, draft_share: float = 0.2) -> None:
+        self.model, self.lookup_depth = model, lookup_depth
+        self.record, self.choice = MatchRecord(), ProposerChoice(draft_share)
+
+    @property
+    def kind(self) -> str:
+        """The model drafter's kind with ``+lookup``."""
+        return f"{self.model.kind}+lookup"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs the model drafter reads."""
+        return self.model.taps
+
+    @property
+    def max_depth(self) -> int:
+        """Most draft tokens of either proposer."""
+        return max(self.model.max_depth, self.lookup_depth)
+
+    def new_context(self) -> CombinedContext:
+        """An empty context."""
+        return CombinedContext(self.model.new_context(), LookupContext())
+
+    def extend(self, context: DraftContext, features: mx.array) -> None:
+        """Append a round's committed positions to the model drafter's context, whoever drafted."""
+        held = cast(CombinedContext, context)
+        if held.model_drafted:
+            # A round commits the anchor and the accepted drafts.
+            self.choice.learn(features.shape[0] - 1)
+            held.model_drafted = False
+        self.model.extend(held.model, features)
+
+    def draft(
+        self,
+        context: DraftContext,
+        anchor: int,
+        history: Sequence[int],
+        *,
+        limit: int | None = None,
+        noise: Noise | None = None,
+    ) -> DraftBlock:
+        """Propose by the better buy; ``DraftBlock.source`` says which it was. See ``Drafter.draft``."""
+        held = cast(CombinedContext, context)
+        held.model_drafted = False
+        count = self.lookup_depth if limit is None else max(0, min(limit, self.lookup_depth))
+        match = held.lookup.propose(history, count, self.record)
+        if match is not None and self.choice.prefers_lookup(self.record.chances(match)):
+            return lookup_block(match, self.record)
+        held.model_drafted = True
+        block = self.model.draft(held.model, anchor, history, limit=limit, noise=noise)
+        return DraftBlock(block.tokens, block.confidence, self.model.kind)
