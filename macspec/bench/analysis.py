@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,13 +85,23 @@ class Analysis:
 
 
 def analyse(
-    samples: Sequence[Sample], prompts: Sequence[Prompt], arms: Sequence[str], baseline: str = PLAIN
+    samples: Sequence[Sample],
+    prompts: Sequence[Prompt],
+    arms: Sequence[str],
+    baseline: str = PLAIN,
+    compared: Collection[str] | None = None,
 ) -> Analysis:
-    """Rows, differences and warnings of a run. ``baseline`` is the arm that ratios and equality refer to."""
+    """Rows, differences and warnings of a run.
+
+    Args:
+        baseline: the arm that ratios and equality refer to.
+        compared: arms whose text must equal the baseline's; None means all of them.
+    """
     excluded = {s.prompt for s in samples if s.error is None and is_degenerate(s)}
     known = [p for p in prompts if any(s.prompt == p.id for s in samples)]
     categories = list(dict.fromkeys(p.category for p in known))
-    differences, verdicts = _compare_texts(samples, baseline)
+    own = samples if compared is None else [s for s in samples if s.arm in compared or s.arm == baseline]
+    differences, verdicts = _compare_texts(own, baseline)
     rows = []
     for arm in arms:
         own = [s for s in samples if s.arm == arm and s.error is None]

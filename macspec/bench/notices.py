@@ -19,6 +19,7 @@ NoticeKind = Literal[
     "low_power",
     "outlier",
     "short_answer",
+    "skipped",
     "swap",
     "thermal",
 ]
@@ -35,6 +36,7 @@ REMEDIES: dict[NoticeKind, str] = {
     "low_power": "Turn Low Power Mode off in System Settings > Battery.",
     "outlier": "Quiet the machine (backups, indexing, browsers) and use more repeats.",
     "short_answer": "Such answers are not timed; raise --tokens or choose prompts with longer answers.",
+    "skipped": "",
     "swap": "Use a smaller model or close other programs: the machine was paging.",
     "thermal": "Let the machine cool down, or raise the fan speed, and run it again.",
 }

@@ -18,7 +18,10 @@ from macspec.errors import MacspecError
 #: An arm that fails this many times in a row is not asked again.
 MAX_FAILURES = 3
 WARM_UP_TOKENS = 12
+FEWEST_TOKENS, MOST_TOKENS = 24, 96
 COOL_STEP_S = 5.0
+
+ProgressCallback = Callable[[int, int, str, Sample | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,15 @@ def run(
     repeats: int = 2,
     deadline_s: float | None = None,
     conditions: Conditions | None = None,
-    progress: Callable[[int, int, str, Sample | None], None] | None = None,
+    progress: ProgressCallback | None = None,
+    warm: bool = False,
 ) -> Outcome:
     """Warm up, then let every arm answer every prompt ``repeats`` times.
 
     Args:
         deadline_s: begin no further turn that would not end within this many seconds, warm-up included.
         progress: called with answers done, answers planned, the arm's name and its sample (None while warming up).
+        warm: the arms are warm already.
     """
     world = conditions or Conditions()
     outcome = Outcome()
@@ -99,7 +104,8 @@ def run(
     cool_level = world.thermal()
     done = 0
     try:
-        _warm_up(arms, prompts, settings, progress, total)
+        if prompts and not warm:
+            warm_up(arms, prompts[0], settings, progress, total=total)
         _sing(outcome, world, begun)
         slowest_turn = 0.0
         for plan in turns(len(prompts), len(arms), repeats):
@@ -138,21 +144,32 @@ def run(
     return outcome
 
 
-def _warm_up(
+def warm_up(
     arms: Sequence[Arm],
-    prompts: Sequence[Prompt],
+    prompt: Prompt,
     settings: Settings,
-    progress: Callable[[int, int, str, Sample | None], None] | None,
-    total: int,
-) -> None:
+    progress: ProgressCallback | None = None,
+    *,
+    total: int = 0,
+    tokens: int = WARM_UP_TOKENS,
+) -> list[Sample]:
     """One short answer per arm that nobody counts: compiles kernels, wakes clocks, fills file caches."""
-    if not prompts:
-        return
-    short = dataclasses.replace(settings, max_tokens=min(settings.max_tokens, WARM_UP_TOKENS))
+    short = dataclasses.replace(settings, max_tokens=min(settings.max_tokens, tokens))
+    samples = []
     for arm in arms:
         if progress is not None:
             progress(0, total, arm.name, None)
-        _answer(arm, prompts[0], short)
+        samples.append(_answer(arm, prompt, short))
+    return samples
+
+
+def tokens_that_fit(samples: Sequence[Sample], seconds: float, turns: int) -> int:
+    """Tokens per answer so that about ``turns`` turns fit, judged by warm-up samples; at least `FEWEST_TOKENS`."""
+    prefill = sum(s.first_commit_s for s in samples)
+    per_token = sum((s.end_s - s.first_commit_s) / max(1, s.generation_tokens - s.first_round_tokens) for s in samples)
+    if per_token <= 0:
+        return MOST_TOKENS
+    return int(max(FEWEST_TOKENS, min(MOST_TOKENS, (seconds / turns - prefill) / per_token)))
 
 
 def _answer(arm: Arm, prompt: Prompt, settings: Settings) -> Sample:
