@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, SamplingParams
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
+from mlx.utils import tree_flatten
 from tiny_models import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -50,3 +54,23 @@ def random_prompt(length: int, vocab: int, seed: int = 0) -> tuple[int, ...]:
 def ask(prompt: tuple[int, ...], depth: str = "full", **sampling: Any) -> GenerationRequest:
     """A request for token ids."""
     return GenerationRequest(tokens=prompt, sampling=SamplingParams(**sampling), depth=depth)
+
+
+#: A chat template small enough to read.
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def write_target(folder: Path, family: str = "llama", seed: int = 0, **overrides: Any) -> Path:
+    """A tiny random model with a byte tokenizer and a chat template, as a folder on disk."""
+    model, config = tiny_model(family, seed=seed, **{"vocab_size": 272, **overrides})
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    vocab = config["vocab_size"]
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": vocab - 1, **config}))
+    tokenizer = tiny_tokenizer(vocab)._tokenizer
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -13,14 +13,15 @@ from macspec_models.target import Target
 from macspec.engine.answer import Answer
 from macspec.engine.caches import TargetCache
 from macspec.engine.load import load_pair
-from macspec.engine.prompt import prompt_tokens
+from macspec.engine.prefix_cache import PrefixCache, Reuse
+from macspec.engine.prompt import prompt_tokens, repeated_prefix
 from macspec.engine.rounds import Committed, Rounds, run
 from macspec.engine.sampling import Chooser
 from macspec.engine.session import Session
 from macspec.engine.tally import Tally
 from macspec.engine.validation import check_sampling
 from macspec.errors import ContextLengthError, RequestError
-from macspec.request import Event, Finished, GenerationRequest, PrefillProgress, Round, Started
+from macspec.request import Event, Finished, FinishReason, GenerationRequest, PrefillProgress, Round, Started
 from macspec.scheduler.policies import make_policy
 from macspec.scheduler.interface import DepthPolicy
 
@@ -42,6 +43,7 @@ class Engine:
         drafter_reason: str = "",
         context: int | None = None,
         prefill_chunk: int = 512,
+        prefix_cache_bytes: int = 1 << 30,
         policy_factory: PolicyFactory | None = None,
     ) -> None:
         self.target, self.drafter, self.drafter_reason = target, drafter, drafter_reason
@@ -55,11 +57,15 @@ class Engine:
         self._make_policy = policy_factory or make_policy
         self._policies: dict[str, DepthPolicy] = {}
         target.set_taps(drafter.taps if drafter is not None else ())
+        self.prefixes = PrefixCache(
+            prefix_cache_bytes, self._new_cache, None if drafter is None else drafter.new_context
+        )
 
     @classmethod
     def load(cls, model: str | None = None, drafter: str | None = None, **options: Any) -> Engine:
         """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options."""
-        own = {name: options.pop(name) for name in ("context", "prefill_chunk", "policy_factory") if name in options}
+        own_names = ("context", "prefill_chunk", "prefix_cache_bytes", "policy_factory")
+        own = {name: options.pop(name) for name in own_names if name in options}
         pair = load_pair(model, drafter, **options)
         return cls(pair.target, pair.drafter, drafter_reason=pair.drafter_reason, **own)
 
@@ -147,35 +153,49 @@ class Engine:
         cancelled: Cancelled,
     ) -> Iterator[Event]:
         tally = Tally(len(prompt))
-        session = self._session(prompt)
-        tally.cached_tokens = session.cache.length
-        yield Started(index, prompt_tokens=len(prompt), cached_tokens=tally.cached_tokens, seed=seed)
-        answer = Answer(request, index, self.target.tokenizer, self.target.eos, prompt, chooser)
-        for done in session.prefill(self.prefill_chunk, cancelled):
-            yield PrefillProgress(index, done=done, total=len(prompt) - 1)
-        tally.prefilled()
+        session = self._session(request, prompt)
+        try:
+            tally.cached_tokens = session.cache.length
+            yield Started(index, prompt_tokens=len(prompt), cached_tokens=tally.cached_tokens, seed=seed)
+            answer = Answer(request, index, self.target.tokenizer, self.target.eos, prompt, chooser)
+            for done in session.prefill(self.prefill_chunk, cancelled):
+                yield PrefillProgress(index, done=done, total=len(prompt) - 1)
+            tally.prefilled()
 
-        rounds = Rounds(
-            session,
-            chooser,
-            policy,
-            temperature=request.sampling.temperature,
-            budget=budget,
-            ends_answer=answer.ends,
-            noise_seed=seed if request.coupled else None,
-        )
-        for committed in run(rounds, cancelled):
-            tally.add(committed)
-            yield _round_event(index, committed)
-            yield from answer.events(committed)
-        yield from answer.finish()
-        reason = "cancelled" if not rounds.finished else "stop" if answer.stopped or chooser.must_stop() else "length"
+            rounds = Rounds(
+                session,
+                chooser,
+                policy,
+                temperature=request.sampling.temperature,
+                budget=budget,
+                ends_answer=answer.ends,
+                noise_seed=seed if request.coupled else None,
+            )
+            for committed in run(rounds, cancelled):
+                tally.add(committed)
+                yield _round_event(index, committed)
+                yield from answer.events(committed)
+            yield from answer.finish()
+        finally:
+            session.close(self.prefixes)
+        reason: FinishReason = "length"
+        if not rounds.finished:
+            reason = "cancelled"
+        elif answer.stopped or chooser.must_stop():
+            reason = "stop"
         stats = tally.stats(answer.thinking_tokens)
         yield Finished(index, reason=reason, matched_stop=answer.matched_stop, stats=stats)
 
-    def _session(self, prompt: Sequence[int]) -> Session:
-        context = self.drafter.new_context() if self.drafter is not None else None
-        return Session(self.target, self.drafter, list(prompt), TargetCache(self.target.make_cache()), context)
+    def _new_cache(self) -> TargetCache:
+        return TargetCache(self.target.make_cache())
+
+    def _session(self, request: GenerationRequest, prompt: Sequence[int]) -> Session:
+        if request.use_cache:
+            reuse = self.prefixes.take(prompt, repeated_prefix(request, self.target.tokenizer, prompt))
+        else:
+            context = None if self.drafter is None else self.drafter.new_context()
+            reuse = Reuse(self._new_cache(), context, 0)
+        return Session(self.target, self.drafter, list(prompt), reuse)
 
 
 def _round_event(index: int, committed: Committed) -> Round:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -29,23 +30,45 @@ def prompt_tokens(request: GenerationRequest, tokenizer: Any, vocab: int) -> lis
     return _render(request, tokenizer)
 
 
+def repeated_prefix(request: GenerationRequest, tokenizer: Any, prompt: Sequence[int]) -> int | None:
+    """How many prompt tokens the next turn will surely begin with: all but the opening of the answer.
+
+    None when that is unknown, as for plain prompts.
+    """
+    if request.messages is None:
+        return None
+    try:
+        closed = _template(request, tokenizer, opening=False)
+    except RequestError:
+        return None
+    common = 0
+    for own, other in zip(prompt, closed, strict=False):
+        if own != other:
+            break
+        common += 1
+    return common or None
+
+
 def _render(request: GenerationRequest, tokenizer: Any) -> list[int]:
     if not getattr(tokenizer, "has_chat_template", getattr(tokenizer, "chat_template", None)):
         raise UnsupportedError(
             "This model has no chat template, so it cannot take messages; send a plain prompt.", param="messages"
         )
+    tokens = _template(request, tokenizer, opening=True)
+    if not tokens:
+        raise RequestError("The messages render to an empty prompt.", param="messages")
+    return tokens
+
+
+def _template(request: GenerationRequest, tokenizer: Any, *, opening: bool) -> list[int]:
+    """The messages through the chat template, with or without the opening of the answer."""
     options = dict(request.template_options)
     if request.thinking is not None:
         options["enable_thinking"] = request.thinking
     if request.tools:
         options["tools"] = list(request.tools)
+    messages = [dict(message) for message in request.messages or ()]
     try:
-        rendered = tokenizer.apply_chat_template(
-            [dict(message) for message in request.messages or ()], add_generation_prompt=True, tokenize=True, **options
-        )
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=opening, tokenize=True, **options))
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
-    tokens = list(rendered)
-    if not tokens:
-        raise RequestError("The messages render to an empty prompt.", param="messages")
-    return tokens

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import mlx.core as mx
-from macspec_models.drafters.interface import DraftContext, Drafter
+from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
 
-from macspec.engine.caches import TargetCache
+from macspec.engine.prefix_cache import PrefixCache, Reuse
 
 #: Committed rows whose features may wait before the drafter's context takes them in.
 PENDING_LIMIT = 64
@@ -26,9 +26,11 @@ class Session:
     target: Target
     drafter: Drafter | None
     tokens: list[int]
-    cache: TargetCache
-    context: DraftContext | None
+    reuse: Reuse
     pending: list[mx.array] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache, self.context = self.reuse.cache, self.reuse.context
 
     @property
     def anchor(self) -> int:
@@ -43,12 +45,15 @@ class Session:
         total = len(self.tokens) - 1
         while self.cache.length < total and not cancelled():
             begin = self.cache.length
-            rows = self.tokens[begin : min(begin + chunk, total)]
-            with self.cache.append():
+            stop = next((stop for stop in self.reuse.stops if stop > begin), total)
+            rows = self.tokens[begin : min(begin + chunk, stop, total)]
+            with self.cache.append(len(rows)):
                 self.target.forward(mx.array([rows]), self.cache.layers)
             self._keep_features(len(rows))
             self.flush()
             mx.eval(self.cache.arrays(), self.context.arrays() if self.context else [])
+            if self.cache.length in self.reuse.stops:
+                self.reuse.marks.append(self.cache.checkpoint())
             yield self.cache.length
 
     def forward(self, rows: mx.array) -> mx.array:
@@ -73,6 +78,12 @@ class Session:
             features = self.pending[0] if len(self.pending) == 1 else mx.concatenate(self.pending, axis=0)
             self.drafter.extend(self.context, features)
         self.pending.clear()
+
+    def close(self, prefixes: PrefixCache) -> None:
+        """Give the caches back for later requests, whatever state the answer was left in."""
+        self.cache.rollback()
+        self.flush()
+        prefixes.put(self.tokens, self.cache, self.context, self.reuse.marks)
 
     def _keep_features(self, rows: int) -> None:
         features = self.target.features() if self.drafter is not None else None

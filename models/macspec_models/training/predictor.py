@@ -1,11 +1,10 @@
 """DScale's length predictor (arXiv 2609.37532): a small network from a block's logits and hidden states to survival.
 
 Inputs per slot: the top logit, its gaps to ranks 2 to 16, the top log-probability and the entropy (18); the hidden
-state in 64 and the mean-centred logits in 32 fixed random directions. Then 25 values of batch context, of which a single
-stream has two: how many sequences are live, and whether this is an answer's first block. For 15 slots that makes
-1735 inputs, 64 hidden units and 15 outputs; other block sizes are built alike. Outputs are survival chances made
-non-increasing by a cumulative minimum. Loss: cross-entropy of "at least j accepted" plus 0.02 times the squared error
-of their sum against the accepted count.
+state in 64 and the mean-centred logits in 32 fixed random directions. Then 25 values of batch context, of which a
+single stream has one: that one sequence is live. For 15 slots that makes 1735 inputs, 64 hidden units and 15 outputs;
+other block sizes are built alike. Outputs are survival chances made non-increasing by a cumulative minimum. Loss:
+cross-entropy of "at least j accepted" plus 0.02 times the squared error of their sum against the accepted count.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ class Example:
     """One prompt with the target's answer, as token ids."""
 
     index: int
+    #: Line of its prompt in the prompts' file.
+    line: int
     category: str
     tokens: np.ndarray
     prompt_length: int
@@ -62,5 +64,5 @@ def load_examples(tokenizer, path: Path = DATA / "responses.npz", shortest: int 
         messages = [{"role": "user", "content": prompt.text}]
         head = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         tokens = np.concatenate([np.asarray(head, np.int32), answers[begin:end].astype(np.int32)])
-        yield Example(kept, prompt.category, tokens, len(head), kept % HELD_OUT == 0)
+        yield Example(kept, int(line), prompt.category, tokens, len(head), kept % HELD_OUT == 0)
         kept += 1

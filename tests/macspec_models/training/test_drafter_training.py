@@ -39,7 +39,7 @@ def examples():
     rows = []
     for index in range(45):
         tokens = np.concatenate([rng.integers(0, 120, 4), np.tile(phrase, 4)]).astype(np.int32)
-        rows.append(Example(index, "chat", tokens, 4, index % 15 == 0))
+        rows.append(Example(index, index, "chat", tokens, 4, index % 15 == 0))
     return rows
 
 

@@ -1,0 +1,166 @@
+"""The command line: answers, and sentences instead of tracebacks."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+from macspec import cli
+from macspec_models.target import Target
+from tiny_drafters import write_dflash
+from tiny_engine import write_target
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folders of a tiny target and of a random drafter for it."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = write_target(folder / "target")
+    write_dflash(folder / "drafter", json.loads((target / "config.json").read_text()))
+    return target, folder / "drafter"
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    code = cli.main(words)
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def generate(capsys, pair, *words: str) -> tuple[int, str, str]:
+    return run(capsys, "generate", "--model", str(pair[0]), "--drafter", str(pair[1]), *words)
+
+
+def test_json_answer(capsys, pair):
+    code, out, err = generate(capsys, pair, "hello", "--json", "--max-tokens", "12", "--depth", "3", "--ignore-eos")
+    assert (code, err) == (0, "")
+    values = json.loads(out)
+    assert len(values["tokens"]) == 12
+    assert values["finish_reason"] == "length"
+    stats = values["stats"]
+    assert stats["generation_tokens"] == 12
+    assert stats["verified"] <= stats["drafted"]
+    for name in ("prompt_tokens", "prompt_tps", "generation_tps", "rounds", "accepted", "acceptance_length"):
+        assert name in stats
+
+
+def test_depth_changes_only_the_speed(capsys, pair):
+    texts = set()
+    for depth in ("0", "1", "full"):
+        code, out, _ = generate(capsys, pair, "hello", "--json", "--max-tokens", "20", "--depth", depth)
+        assert code == 0
+        texts.add(json.loads(out)["text"])
+    assert len(texts) == 1
+
+
+def test_prompt_from_standard_input(capsys, pair, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
+    code, out, _ = generate(capsys, pair, "-", "--max-tokens", "5", "--depth", "2")
+    assert code == 0
+    assert out
+
+
+def refused(capsys, pair, *words: str) -> str:
+    code, out, err = generate(capsys, pair, *words)
+    assert code in (1, 2), (code, out, err)
+    assert "Traceback" not in err
+    assert out == ""
+    assert len(err) > 20
+    return err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((" ",), "The prompt is empty"),
+        (("hi", "--max-tokens", "-3"), "max"),
+        (("hi", "--temperature", "-1"), "temperature"),
+        (("hi", "--temperature", "nan"), "temperature"),
+        (("hi", "--top-p", "0"), "top"),
+        (("hi", "--depth", "many"), "depth"),
+        (("hi", "--policy", "luck"), "policy"),
+        (("hi", "--logit-bias", "99999=1"), "99999"),
+        (("hi", "--stop-token-ids", "99999"), "99999"),
+        (("x" * 5000, "--depth", "0"), "context"),
+    ],
+)
+def test_wrong_values_are_sentences(capsys, pair, words, sentence):
+    assert sentence.lower() in refused(capsys, pair, *words).lower()
+
+
+def test_an_unknown_model_is_a_sentence(capsys):
+    code, out, err = run(capsys, "generate", "hi", "--model", "no/such-model", "--offline", "--depth", "0")
+    assert (code, out) == (2, "")
+    assert "no/such-model" in err
+    assert "Traceback" not in err
+
+
+def test_damaged_and_foreign_folders(capsys, pair, tmp_path):
+    target, drafter = pair
+
+    def broken(name, change):
+        folder = tmp_path / name
+        shutil.copytree(target, folder)
+        change(folder)
+        code, out, err = run(capsys, "generate", "hi", "--model", str(folder), "--drafter", "none", "--depth", "0")
+        assert code == 2, err
+        assert out == ""
+        assert "Traceback" not in err
+        return err
+
+    assert "config.json" in broken("no-config", lambda f: (f / "config.json").unlink())
+    weights = "model.safetensors"
+    assert weights in broken("cut", lambda f: (f / weights).write_bytes((f / weights).read_bytes()[:-100]))
+
+    def own_code(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_file": "evil.py"}))
+
+    assert "model_file" in broken("code", own_code)
+
+    def auto_map(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
+
+    assert "auto_map" in broken("auto", auto_map)
+
+    other = write_target(tmp_path / "other", hidden_size=64, head_dim=16)
+    code, _, err = run(capsys, "generate", "hi", "--model", str(other), "--drafter", str(drafter), "--depth", "1")
+    assert code == 2
+    assert "made for" in err or "another" in err
+
+
+def test_version_and_help(capsys):
+    assert run(capsys, "--version")[1].startswith("macspec 0.")
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for command in cli.COMMANDS:
+        assert command in out
+
+
+def test_no_command_is_a_usage_error(capsys):
+    assert run(capsys)[0] == 2
+
+
+def test_interrupt_is_130(capsys, pair, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("macspec.engine.loop.Engine.load", interrupted)
+    assert generate(capsys, pair, "hi", "--depth", "0")[0] == 130
+
+
+def test_a_fault_of_ours_keeps_its_traceback(pair, monkeypatch):
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("macspec.engine.loop.Engine.load", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["generate", "--model", str(pair[0]), "hi", "--depth", "0"])
+
+
+def test_target_load_reads_the_folder(pair):
+    target = Target.load(pair[0])
+    assert target.vocab_size == 272
+    assert target.eos == {271}
