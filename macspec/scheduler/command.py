@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", default="rate", metavar="NAME", help="all, or names separated by commas")
     parser.add_argument("--noise", type=float, default=0.0, help="relative spread of every time (default: 0)")
+    parser.add_argument("--predictor", type=Path, metavar="FILE", help="trained network of the policy dscale")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     results: list[Compared] = []
     for ladder in find_ladders(args.ladder, trace):
         reference = {name: simulate(name, trace, ladder) for name in ("plain", *bounds)}
-        results += [(reference, simulate(name, trace, ladder, noise=args.noise)) for name in names]
+        results += [
+            (reference, simulate(name, trace, ladder, noise=args.noise, predictor=args.predictor)) for name in names
+        ]
         results += [(reference, reference[name]) for name in bounds]
     if args.json:
         print(json.dumps([_values(*pair) for pair in results], indent=1))

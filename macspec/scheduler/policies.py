@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from macspec.errors import RequestError
 from macspec.scheduler.cost import CostModel
+from macspec.scheduler.dscale import DScalePolicy, LengthPredictor
 from macspec.scheduler.ewma import EwmaPolicy
 from macspec.scheduler.interface import DepthPolicy
 from macspec.scheduler.published import AdaEDLPolicy, DCutPolicy, DSparkPolicy, SpecDecPlusPolicy
@@ -12,20 +15,28 @@ from macspec.scheduler.simple import FixedPolicy, FullPolicy, PlainPolicy
 from macspec.scheduler.survival import SurvivalModel
 
 #: What ``make_policy`` knows; ``fixed:N`` takes a number.
-POLICIES = ("rate", "dcut", "dspark", "specdec++", "adaedl", "ewma", "plain", "full", "fixed:N")
+POLICIES = ("rate", "dcut", "dspark", "dscale", "specdec++", "adaedl", "ewma", "plain", "full", "fixed:N")
 #: Rules that ``--policy all`` compares.
 COMPARED = ("rate", "dcut", "dspark", "specdec++", "adaedl", "ewma", "full", "plain")
 
 
-def make_policy(name: str, cost: CostModel | None = None, *, survival: SurvivalModel | None = None) -> DepthPolicy:
+def make_policy(
+    name: str,
+    cost: CostModel | None = None,
+    *,
+    survival: SurvivalModel | None = None,
+    predictor: LengthPredictor | Path | None = None,
+) -> DepthPolicy:
     """The depth rule called ``name``.
 
     Args:
         cost: prices on this machine; needed by every rule that weighs costs.
         survival: calibration to start from, shared and updated by the rule.
+        predictor: DScale's trained network, or its file; only ``dscale`` reads it.
 
     Raises:
-        RequestError: the name is unknown, or the rule needs a cost ladder and there is none.
+        RequestError: the name is unknown, or the rule needs a cost ladder or a predictor and there is none.
+        ModelLoadError: the predictor's file is missing or damaged.
     """
     if name == "plain":
         return PlainPolicy()
@@ -44,6 +55,14 @@ def make_policy(name: str, cost: CostModel | None = None, *, survival: SurvivalM
         return DCutPolicy(_priced(name, cost))
     if name == "dspark":
         return DSparkPolicy(_priced(name, cost))
+    if name == "dscale":
+        if predictor is None:
+            raise RequestError(
+                "The policy 'dscale' needs a length predictor trained for the pair and there is none; train one with "
+                "macspec train predictor.",
+                param="policy",
+            )
+        return DScalePolicy(LengthPredictor.load(predictor) if isinstance(predictor, Path) else predictor)
     if name == "specdec++":
         return SpecDecPlusPolicy()
     if name == "adaedl":
@@ -59,7 +78,7 @@ def make_policy(name: str, cost: CostModel | None = None, *, survival: SurvivalM
 
 def needs_cost(name: str) -> bool:
     """Whether the rule called ``name`` weighs costs; unknown names are left to `make_policy`."""
-    return name in ("rate", "dcut", "dspark", "dscale", "ewma")
+    return name in ("rate", "dcut", "dspark", "ewma")
 
 
 def _priced(name: str, cost: CostModel | None) -> CostModel:

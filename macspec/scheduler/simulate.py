@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from macspec.errors import MacspecError, RequestError
 from macspec.scheduler.cost import CostModel
@@ -126,7 +127,9 @@ def _round(
     return outcome, decision.reason
 
 
-def simulate(name: str, trace: Trace, ladder: Ladder, *, noise: float = 0.0, seed: int = 0) -> Result:
+def simulate(
+    name: str, trace: Trace, ladder: Ladder, *, noise: float = 0.0, seed: int = 0, predictor: Path | None = None
+) -> Result:
     """Replay the rule called ``name``; ``best-fixed`` is the best single depth in hindsight, plain included."""
     if name == "best-fixed":
         most = min(trace.slots, ladder.max_rows - 1)
@@ -148,7 +151,9 @@ def simulate(name: str, trace: Trace, ladder: Ladder, *, noise: float = 0.0, see
                 break
             result = again
         return result
-    return replay(make_policy(name, CostModel(ladder)), trace, ladder, noise=noise, seed=seed)
+    if name == "dscale" and not all(item.features for item in trace.rounds):
+        raise RequestError("The policy 'dscale' reads features this trace does not hold.", param="policy")
+    return replay(make_policy(name, CostModel(ladder), predictor=predictor), trace, ladder, noise=noise, seed=seed)
 
 
 def main() -> int:
