@@ -110,3 +110,139 @@ class Kernels:
             output_dtypes=[mx.int32, mx.int32],
         )
         return tokens, summary
+
+    def verify_qmm(
+        self,
+        x: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        biases: mx.array,
+        *,
+        group_size: int,
+        bits: int,
+        rows: int | mx.array | None = None,
+    ) -> mx.array:
+        """``x [M, K] @ dequantised(w) [N, K]`` transposed: ``[M, N]`` in x's type; see ``verify_qmm.metal``."""
+        _check_affine(w, scales, group_size, bits, x.shape[-1])
+        count, columns = x.shape[0], w.shape[0]
+        y: mx.array
+        (y,) = self.built(load("verify_qmm"))(
+            inputs=[x, w, scales, biases, as_count(count if rows is None else rows)],
+            template=[("T", x.dtype), ("BITS", bits), ("GROUP", group_size), ("ROWS", row_tile(count))],
+            grid=(-(-columns // 8) * 64, 1, 1),
+            threadgroup=(64, 1, 1),
+            output_shapes=[(count, columns)],
+            output_dtypes=[x.dtype],
+        )
+        return y
+
+    def verify_moe_qmm(
+        self,
+        x: mx.array,
+        ids: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        biases: mx.array,
+        *,
+        group_size: int,
+        bits: int,
+        rows: int | mx.array | None = None,
+    ) -> mx.array:
+        """Routed experts: ``ids uint32 [R, k]``; x ``[R, K]`` shared by the slots, or ``[R, k, K]``: ``[R, k, N]``."""
+        _check_affine(w, scales, group_size, bits, x.shape[-1])
+        (count, slots), columns, per_slot = ids.shape, w.shape[1], x.ndim == 3
+        y: mx.array
+        (y,) = self.built(load("verify_moe_qmm"))(
+            inputs=[
+                x.reshape(-1, x.shape[-1]),
+                ids.reshape(-1).astype(mx.uint32),
+                w,
+                scales,
+                biases,
+                as_count(count if rows is None else rows),
+            ],
+            template=[
+                ("T", x.dtype),
+                ("BITS", bits),
+                ("GROUP", group_size),
+                ("ROWS", row_tile(count)),
+                ("TOPK", slots),
+                ("PER_SLOT", per_slot),
+            ],
+            grid=(-(-columns // 8) * 64, count * slots, 1),
+            threadgroup=(64, 1, 1),
+            output_shapes=[(count, slots, columns)],
+            output_dtypes=[x.dtype],
+        )
+        return y
+
+    def verify_attention(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float,
+        window: int = 0,
+        rows: int | mx.array | None = None,
+        split: int = SPLIT,
+    ) -> mx.array:
+        """Causal attention of ``q [1, H, M, D]`` over ``k, v [1, Hkv, L, D]``: ``[1, M, H, D]``; ``window`` 0 = all keys.
+
+        Raises:
+            ValueError: for a head dimension or a number of query rows the kernel does not take on this device.
+        """
+        (batch, heads, count, dim), kv_heads, length = q.shape, k.shape[1], k.shape[2]
+        if batch != 1 or dim not in HEAD_DIMS or heads % kv_heads or length < count or count > MAX_ROWS:
+            raise ValueError(f"verify_attention does not take queries {q.shape} over keys {k.shape}")
+        threads = -(-count * (heads // kv_heads) // 8) * 32
+        if threads > self.max_threads:
+            raise ValueError(
+                f"{count} rows of {heads // kv_heads} heads need {threads} threads, {self.max_threads} allowed"
+            )
+        first = max(0, length - count - window + 1) // split if window else 0
+        parts = -(-length // split) - first
+        count_buffer = as_count(count if rows is None else rows)
+        partial, stats = self.built(load("verify_attention"))(
+            inputs=[q, k, v, count_buffer, mx.array([first, window], mx.int32), mx.array([scale], mx.float32)],
+            template=[("T", q.dtype), ("D", dim), ("SPLIT", split)],
+            grid=(threads, kv_heads, parts),
+            threadgroup=(threads, 1, 1),
+            output_shapes=[(heads, count, parts, dim), (heads, count, parts, 2)],
+            output_dtypes=[mx.float32, mx.float32],
+        )
+        out: mx.array
+        (out,) = self.built(load("verify_attention_merge"))(
+            inputs=[partial, stats, count_buffer],
+            template=[("T", q.dtype)],
+            grid=(dim, heads, count),
+            threadgroup=(dim, 1, 1),
+            output_shapes=[(1, count, heads, dim)],
+            output_dtypes=[q.dtype],
+        )
+        return out
+
+    def recurrent_replay(
+        self, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array, accepted: int | mx.array
+    ) -> mx.array:
+        """GatedDeltaNet state after ``accepted`` rows; shapes in ``recurrent_replay.metal``."""
+        batch, value_heads, value_dim, key_dim = state.shape
+        if key_dim % 32:
+            raise ValueError(f"recurrent_replay needs a key dimension divisible by 32, not {key_dim}")
+        new: mx.array
+        (new,) = self.built(load("recurrent_replay"))(
+            inputs=[k, v, g, beta, state, as_count(accepted)],
+            template=[("StT", state.dtype), ("DK", key_dim)],
+            grid=(32, value_dim, batch * value_heads),
+            threadgroup=(32, 4, 1),
+            output_shapes=[state.shape],
+            output_dtypes=[state.dtype],
+        )
+        return new
+
+
+def _check_affine(w: mx.array, scales: mx.array, group_size: int, bits: int, width: int) -> None:
+    if bits not in AFFINE_BITS or group_size not in GROUP_SIZES:
+        raise ValueError(f"no verification kernel for {bits} bits in groups of {group_size}")
+    if w.shape[-1] * 32 != width * bits or scales.shape[-1] * group_size != width:
+        raise ValueError(f"weights {w.shape} and scales {scales.shape} do not belong to inputs of width {width}")

@@ -1,8 +1,8 @@
 """The Metal sources as data: contract, names, header and body of one ``.metal`` file each.
 
 A file is a contract comment, directives (``//@ inputs a b``, ``outputs``, ``template``, optionally ``strided``), and
-two parts introduced by ``//@ header`` and ``//@ body``. MLX looks for shape and attribute names in the body only, so the
-contract may mention anything.
+two parts introduced by ``//@ header`` and ``//@ body``. MLX looks for shape and attribute names in the body only, so
+the contract may mention anything.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ _COMPILE = [
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-fno-stack-protector",
+    "-fno-threadsafe-statics",
     "-fno-tree-vectorize",
     "-fno-tree-slp-vectorize",
     "-U_FORTIFY_SOURCE",

@@ -62,7 +62,8 @@ ATTRIBUTES = {
     "threads_per_threadgroup": ("uint3", _vector("threads_per_threadgroup")),
 }
 
-_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+# Comments, and includes of Metal's own headers, which the translation replaces.
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#include <metal[^\n]*", re.DOTALL | re.MULTILINE)
 # At the start of a statement, up to its semicolon, without a pointer, reference, call or initialiser: a declaration.
 _THREADGROUP_DECLARATION = re.compile(
     r"(?P<before>^|[;{}:])(?P<space>\s*)threadgroup\s+(?P<rest>(?:[^;{}()=*&\[]|\[[^\]]*\])*);"

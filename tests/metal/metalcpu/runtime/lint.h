@@ -51,7 +51,7 @@ template <class T> struct atomic { T v; };
 enum memory_order { memory_order_relaxed };
 template <class T> T atomic_fetch_add_explicit(device atomic<T>*, T, memory_order);
 template <class T> T atomic_fetch_add_explicit(threadgroup atomic<T>*, T, memory_order);
-template <class T, int R, int C> struct simdgroup_matrix { T e[2]; explicit simdgroup_matrix(T); simdgroup_matrix(); };
+template <class T, int R, int C> struct simdgroup_matrix { T e[2]; explicit simdgroup_matrix(T); simdgroup_matrix(); T* thread_elements(); };
 template <class T, class P> void simdgroup_load(simdgroup_matrix<T, 8, 8>&, P, ulong);
 template <class T, class P> void simdgroup_store(simdgroup_matrix<T, 8, 8>, P, ulong);
 template <class D, class A, class B, class C> void simdgroup_multiply_accumulate(D&, A, B, C);

@@ -51,7 +51,7 @@ inline uint16_t float_to_bfloat(float f) {
 template <int Kind>
 struct small_float {
   uint16_t v;
-  small_float() = default;
+  constexpr small_float() : v(0xFFFF) {}  // poison (NaN); constexpr, so that threadgroup arrays need no start-up code
   template <class U, class = std::enable_if_t<std::is_arithmetic<U>::value>>
   small_float(U f) : v(Kind ? float_to_bfloat((float)f) : float_to_half((float)f)) {}
   template <int Other, class = std::enable_if_t<Other != Kind>>
@@ -72,15 +72,22 @@ struct small_float {
 MSL_BINARY(+) MSL_BINARY(-) MSL_BINARY(*) MSL_BINARY(/)
 #undef MSL_BINARY
 
+template <class T> constexpr T poison() {
+  if constexpr (std::is_floating_point<T>::value) return __builtin_nanf("");
+  else if constexpr (std::is_integral<T>::value) return T(-1);
+  else return T();
+}
 template <class T, int N> struct vector_store;
-template <class T> struct alignas(2 * sizeof(T)) vector_store<T, 2> { T x, y; };
-template <class T> struct alignas(4 * sizeof(T)) vector_store<T, 3> { T x, y, z; };
-template <class T> struct alignas(4 * sizeof(T)) vector_store<T, 4> { T x, y, z, w; };
+template <class T> struct alignas(2 * sizeof(T)) vector_store<T, 2> { T x = poison<T>(), y = poison<T>(); };
+template <class T> struct alignas(4 * sizeof(T)) vector_store<T, 3> { T x = poison<T>(), y = poison<T>(), z = poison<T>(); };
+template <class T> struct alignas(4 * sizeof(T)) vector_store<T, 4> {
+  T x = poison<T>(), y = poison<T>(), z = poison<T>(), w = poison<T>();
+};
 
 // Components and [] only: g++ has no swizzles.
 template <class T, int N>
 struct vec : vector_store<T, N> {
-  vec() = default;
+  constexpr vec() {}
   vec(T s) { for (int i = 0; i < N; i++) (*this)[i] = s; }
   template <class A, class B, class... R, class = std::enable_if_t<sizeof...(R) + 2 == N>>
   vec(A a, B b, R... r) { T t[] = {(T)a, (T)b, (T)r...}; for (int i = 0; i < N; i++) (*this)[i] = t[i]; }

@@ -1,0 +1,133 @@
+"""verify_attention: right over shapes and windows, one read of the cache, bits that do not depend on the row count."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from metalcpu import options
+
+from macspec.kernels.calls import Kernels
+from macspec.kernels.source import load
+
+BOUNDS = {mx.float32: 3e-6, mx.float16: 3e-3, mx.bfloat16: 2e-2}
+
+
+def f64(a: mx.array) -> np.ndarray:
+    return np.array(a.astype(mx.float32)).astype(np.float64)
+
+
+def reference(q, k, v, window):
+    """Float64 attention, [1, M, H, D]."""
+    (_, heads, rows, dim), (kv_heads, length) = q.shape, k.shape[1:3]
+    key, position = np.arange(length)[None], np.arange(length - rows, length)[:, None]
+    seen = (key <= position) & ((window == 0) | (key > position - window))
+    scores = np.einsum("bhmd,bhld->bhml", f64(q), np.repeat(f64(k), heads // kv_heads, 1)) * dim**-0.5
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhml,bhld->bmhd", weights, np.repeat(f64(v), heads // kv_heads, 1))
+
+
+def cache(heads, rows, kv_heads, length, dim, dtype, seed=0, spare=37):
+    """Queries, and keys and values as views into larger cache arrays, the way mlx-lm hands them over."""
+    mx.random.seed(seed)
+    q = mx.random.normal((1, rows, heads, dim)).astype(dtype).transpose(0, 2, 1, 3)
+    k, v = (mx.random.normal((1, kv_heads, length + spare, dim)).astype(dtype)[:, :, :length] for _ in range(2))
+    return q, k, v
+
+
+def run(kernels, every_schedule, heads, rows, kv_heads, length, dim, dtype, window=0, split=512):
+    q, k, v = cache(heads, rows, kv_heads, length, dim, dtype, seed=length)
+    with options(require_outputs=False):  # padded matrix rows have no partial result
+        call = {"scale": dim**-0.5, "window": window, "split": split}
+        (out,) = every_schedule(lambda: kernels.verify_attention(q, k, v, **call))
+    assert np.abs(out - reference(q, k, v, window)).max() <= BOUNDS[dtype]
+    report = kernels.built(load("verify_attention")).report
+    size = kv_heads * length * dim * dtype.size
+    for name in "kv":
+        assert report.buffers[name].read <= 1.02 * size
+        assert window or report.buffers[name].read == report.buffers[name].read_distinct == size
+    assert report.threadgroup_bytes <= 32 * 1024
+    return report
+
+
+CASES = [
+    (4, 3, 4, 100, 64, mx.float32, 0),
+    (8, 5, 2, 1300, 64, mx.bfloat16, 0),
+    (16, 2, 1, 600, 128, mx.bfloat16, 0),  # 16 heads share one key-value head: past stock MLX's limit of 32
+    (4, 1, 2, 1, 96, mx.float16, 0),
+    (4, 16, 1, 16, 128, mx.float32, 0),  # an empty prefix: the rows see only each other
+    (6, 4, 2, 513, 256, mx.bfloat16, 0),
+    (2, 2, 2, 512, 96, mx.float32, 0),
+    (4, 4, 2, 1500, 128, mx.bfloat16, 70),
+    (4, 8, 2, 900, 64, mx.float32, 5),
+]
+
+
+@pytest.mark.parametrize(("heads", "rows", "kv_heads", "length", "dim", "dtype", "window"), CASES)
+def test_equals_float64(kernels, every_schedule, heads, rows, kv_heads, length, dim, dtype, window):
+    run(kernels, every_schedule, heads, rows, kv_heads, length, dim, dtype, window)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_equals_float64_everywhere(kernels, every_schedule, dim, dtype):
+    for group in (1, 2, 4, 8, 16):
+        for rows, length, window in ((1, 33, 0), (7, 5000 if group == 4 else 700, 0), (16, 1100, 100)):
+            run(kernels, every_schedule, 2 * group, rows, 2, length, dim, dtype, window)
+
+
+def test_a_rows_bits_depend_neither_on_the_row_count_nor_on_later_keys(kernels):
+    rows, length, dim = 8, 1050, 64
+    q, k, v = cache(8, rows, 2, length, dim, mx.bfloat16)
+    with options(require_outputs=False):
+        whole = kernels.verify_attention(q, k, v, scale=0.125)
+        for r in range(rows):
+            seen = length - rows + r + 1
+            alone = kernels.verify_attention(q[:, :, r : r + 1], k[:, :, :seen], v[:, :, :seen], scale=0.125)
+            assert mx.array_equal(alone[:, 0], whole[:, r]), r
+        for window in (0, 300):
+            whole = kernels.verify_attention(q, k, v, scale=0.125, window=window)
+            for first in (3, 5):
+                end = length - rows + first + 3
+                some = q[:, :, first : first + 3]
+                part = kernels.verify_attention(some, k[:, :, :end], v[:, :, :end], scale=0.125, window=window)
+                assert mx.array_equal(part, whole[:, first : first + 3])
+
+
+def test_rows_beyond_the_count_cost_nothing_and_are_zero(kernels):
+    q, k, v = cache(8, 8, 2, 700, 64, mx.float32)
+    with options(require_outputs=False):
+        whole = kernels.verify_attention(q, k, v, scale=0.125)
+        all_rows = kernels.built(load("verify_attention")).report
+        part = kernels.verify_attention(q, k, v, scale=0.125, rows=mx.array([2], mx.int32))
+        few = kernels.built(load("verify_attention")).report
+    assert mx.array_equal(part[:, :2], whole[:, :2]) and not np.array(part[:, 2:]).any()
+    assert few.buffers["q"].read * 4 == all_rows.buffers["q"].read
+    assert few.flops is None or few.flops < all_rows.flops / 3
+
+
+def test_keys_no_row_can_see_are_not_read(kernels):
+    q, k, v = cache(2, 2, 1, 4000, 64, mx.float32)
+    with options(require_outputs=False):
+        kernels.verify_attention(q, k, v, scale=0.125, window=64)
+    assert kernels.built(load("verify_attention")).report.buffers["k"].read <= (64 + 2 + 32) * 64 * 4
+
+
+def test_huge_scores_do_not_overflow(kernels):
+    q, k, v = cache(2, 2, 1, 600, 64, mx.float32)
+    with options(require_outputs=False):
+        out = kernels.verify_attention(q * 300, k * 300, v, scale=1.0)
+    assert np.isfinite(np.array(out)).all()
+
+
+def test_refuses_what_it_cannot_do(kernels):
+    from metalcpu import metal_kernel
+
+    q, k, v = cache(16, 16, 1, 40, 64, mx.float32)
+    with pytest.raises(ValueError, match="1024 threads, 512 allowed"):
+        Kernels(metal_kernel, max_threads=512).verify_attention(q, k, v, scale=1.0)
+    with pytest.raises(ValueError, match="does not take"):
+        kernels.verify_attention(q[..., :48], k[..., :48], v[..., :48], scale=1.0)
+    with pytest.raises(ValueError, match="does not take"):
+        kernels.verify_attention(q, k[:, :, :8], v[:, :, :8], scale=1.0)

@@ -1,0 +1,152 @@
+"""verify_qmm and verify_moe_qmm: right, row-count-invariant, and one read of the weights."""
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from macspec.kernels.calls import AFFINE_BITS, GROUP_SIZES
+from macspec.kernels.source import load
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+#: Half a unit in the last place, relative, of the output type.
+ROUNDING = {mx.float32: 2.0**-24, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
+ALL = list(itertools.product(AFFINE_BITS, GROUP_SIZES, DTYPES))
+#: Every value of every parameter at least once; the full product is in the slow set.
+SAMPLE = [ALL[i] for i in (0, 11, 13, 24, 26, 28, 34, 42, 50, 53)]
+
+
+def f64(a: mx.array) -> np.ndarray:
+    return np.array(a.astype(mx.float32)).astype(np.float64)
+
+
+def weights(shape, bits, group, dtype, seed=0):
+    mx.random.seed(seed)
+    packed = mx.quantize(mx.random.normal(shape).astype(dtype), group_size=group, bits=bits)
+    q, s, b = packed
+    return packed, f64(mx.dequantize(q, s.astype(mx.float32), b.astype(mx.float32), group_size=group, bits=bits))
+
+
+def check(y: mx.array, x: np.ndarray, w: np.ndarray, dtype: mx.Dtype) -> None:
+    exact, size = x @ w.T, np.abs(x) @ np.abs(w).T
+    assert (np.abs(f64(y) - exact) <= 2.0**-20 * size + 2 * ROUNDING[dtype] * np.abs(exact) + 1e-30).all()
+
+
+def one(kernels, every_schedule, bits, group, dtype, rows, columns, width):
+    packed, w = weights((columns, width), bits, group, dtype)
+    x = (mx.random.normal((rows, width)) * 2).astype(dtype)
+    every_schedule(lambda: kernels.verify_qmm(x, *packed, group_size=group, bits=bits))
+    check(kernels.verify_qmm(x, *packed, group_size=group, bits=bits), f64(x), w, dtype)
+    traffic = kernels.built(load("verify_qmm")).report.buffers
+    assert traffic["w"].read == traffic["w"].read_distinct == traffic["w"].size
+    assert traffic["scales"].read_distinct == traffic["scales"].size
+
+
+@pytest.mark.parametrize(("bits", "group", "dtype"), SAMPLE)
+def test_equals_float64_and_reads_weights_once(kernels, every_schedule, bits, group, dtype):
+    one(kernels, every_schedule, bits, group, dtype, rows=16, columns=21, width=group * 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "group", "dtype"), [c for c in ALL if c not in SAMPLE])
+def test_equals_float64_for_every_format(kernels, every_schedule, bits, group, dtype):
+    one(kernels, every_schedule, bits, group, dtype, rows=16, columns=21, width=group * 9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "width"), [(1, 1, 64), (2, 9, 2112), (3, 8, 1024), (7, 1, 4160), (12, 16, 64), (16, 130, 128)]
+)
+def test_odd_shapes(kernels, every_schedule, rows, columns, width):
+    one(kernels, every_schedule, 4, 64, mx.bfloat16, rows, columns, width)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_are_read_once_and_bits_do_not_depend_on_rows_or_place(kernels, dtype):
+    packed, _ = weights((12, 320), 4, 64, dtype, seed=3)
+    x = mx.random.normal((16, 320)).astype(dtype)
+    alone = [kernels.verify_qmm(x[r : r + 1], *packed, group_size=64, bits=4) for r in range(16)]
+    alone = mx.concatenate(alone)
+    for rows in range(1, 17):
+        for first in {0, 16 - rows}:
+            y = kernels.verify_qmm(x[first : first + rows], *packed, group_size=64, bits=4)
+            assert mx.array_equal(y, alone[first : first + rows]), (rows, first)
+            traffic = kernels.built(load("verify_qmm")).report.buffers["w"]
+            assert traffic.read == traffic.size
+    order = [5, 0, 11, 3]
+    assert mx.array_equal(
+        kernels.verify_qmm(x[mx.array(order)], *packed, group_size=64, bits=4), alone[mx.array(order)]
+    )
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_other_formats_are_row_count_invariant_too(kernels, bits):
+    packed, _ = weights((9, 320), bits, 32, mx.bfloat16, seed=4)
+    x = mx.random.normal((6, 320)).astype(mx.bfloat16)
+    whole = kernels.verify_qmm(x, *packed, group_size=32, bits=bits)
+    for r in (0, 5):
+        assert mx.array_equal(kernels.verify_qmm(x[r : r + 1], *packed, group_size=32, bits=bits), whole[r : r + 1])
+
+
+def test_rows_beyond_the_count_are_not_computed(kernels):
+    packed, w = weights((16, 256), 4, 64, mx.float32, seed=5)
+    x = mx.random.normal((8, 256))
+    whole = kernels.verify_qmm(x, *packed, group_size=64, bits=4)
+    full = kernels.built(load("verify_qmm")).report
+    for count in (0, 3, 8, 100):
+        y = kernels.verify_qmm(x, *packed, group_size=64, bits=4, rows=mx.array([count], mx.int32))
+        kept = min(count, 8)
+        assert mx.array_equal(y[:kept], whole[:kept]) and not np.array(y[kept:]).any()
+        part = kernels.built(load("verify_qmm")).report
+        assert part.buffers["x"].read == full.buffers["x"].read * kept // 8
+        if full.flops and kept < 8:
+            assert part.flops < full.flops
+
+
+def test_refuses_what_it_cannot_do(kernels):
+    packed, _ = weights((8, 128), 4, 64, mx.float32)
+    with pytest.raises(ValueError, match="groups of 16"):
+        kernels.verify_qmm(mx.zeros((1, 128)), *packed, group_size=16, bits=4)
+    with pytest.raises(ValueError, match="width 64"):
+        kernels.verify_qmm(mx.zeros((1, 64)), *packed, group_size=64, bits=4)
+    with pytest.raises(ValueError, match="at most 16"):
+        kernels.verify_qmm(mx.zeros((17, 128)), *packed, group_size=64, bits=4)
+
+
+def moe_reference(x, ids, w):
+    ids = np.array(ids)
+    return np.stack(
+        [[w[e] @ (x[r] if x.ndim == 2 else x[r, s]) for s, e in enumerate(row)] for r, row in enumerate(ids)]
+    )
+
+
+def moe(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot, columns=13, width=192):
+    packed, w = weights((experts, columns, width), bits, 64, dtype, seed=rows)
+    random = np.random.default_rng(rows)
+    ids = mx.array(np.stack([random.permutation(experts)[:top_k] for _ in range(rows)]), mx.uint32)
+    x = mx.random.normal((rows, top_k, width) if per_slot else (rows, width)).astype(dtype)
+    (y,) = every_schedule(lambda: kernels.verify_moe_qmm(x, ids, *packed, group_size=64, bits=bits))
+    exact = moe_reference(f64(x), ids, w)
+    size = moe_reference(np.abs(f64(x)), ids, np.abs(w))
+    assert (np.abs(y - exact) <= 2.0**-20 * size + 2 * ROUNDING[dtype] * np.abs(exact)).all()
+    traffic = kernels.built(load("verify_moe_qmm")).report.buffers["w"]
+    assert traffic.read == traffic.read_distinct == traffic.size * len(np.unique(np.array(ids))) // experts
+    return packed, x, ids
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "rows", "experts", "top_k", "per_slot"),
+    [(4, mx.bfloat16, 8, 6, 2, False), (4, mx.float32, 1, 4, 4, True), (8, mx.float16, 16, 40, 8, True)],
+)
+def test_experts_equal_float64_and_are_read_once(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot):
+    moe(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot)
+
+
+def test_an_assignments_bits_do_not_depend_on_the_other_rows(kernels, every_schedule):
+    packed, x, ids = moe(kernels, every_schedule, 4, mx.bfloat16, 8, 5, 2, False)
+    whole = kernels.verify_moe_qmm(x, ids, *packed, group_size=64, bits=4)
+    for r in range(8):
+        alone = kernels.verify_moe_qmm(x[r : r + 1], ids[r : r + 1], *packed, group_size=64, bits=4)
+        assert mx.array_equal(alone[0], whole[r])
+    part = kernels.verify_moe_qmm(x, ids, *packed, group_size=64, bits=4, rows=3)
+    assert mx.array_equal(part[:3], whole[:3]) and not np.array(part[3:].astype(mx.float32)).any()
