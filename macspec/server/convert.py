@@ -1,0 +1,365 @@
+"""From a chat client's structures to the engine's: messages, tools, formats, sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from macspec.errors import RequestError, UnsupportedError
+from macspec.request import GenerationRequest, Grammar, SamplingParams
+from macspec.server.config import ServerConfig
+from macspec.server.schemas import ChatBody, CompletionBody, SamplingBody
+from macspec.worker.protocol import EngineInfo
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+#: Template variables a request may set. Everything else, above all a template of its own, is refused.
+_TEMPLATE_OPTIONS = frozenset(
+    {"enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "reasoning_effort", "date_string"}
+)
+
+#: The engine's field names under the ones of chat clients.
+PARAM_NAMES = {"grammar": "response_format", "thinking": "reasoning_effort", "tokens": "prompt"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """What the tools of a request mean for it."""
+
+    #: For the chat template.
+    tools: tuple[dict[str, Any], ...] = ()
+    #: Names of which one must be called; empty when the model decides.
+    forced: tuple[str, ...] = ()
+    #: Constraint on the answer when a call is forced.
+    grammar: Grammar | None = None
+    #: At most one call.
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request for the engine and how its answer is to be read."""
+
+    request: GenerationRequest
+    tools: ToolPlan = ToolPlan()
+
+
+# Values
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{where} should be an object.", param=where)
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{where} should be a text.", param=where)
+    return value
+
+
+# Messages
+
+
+def chat_messages(values: Sequence[Any], limit: int) -> tuple[dict[str, Any], ...]:
+    """Messages in the form chat templates take: text content, tool calls with parsed arguments."""
+    if not values:
+        raise RequestError("messages is empty; send at least one message.", param="messages")
+    if len(values) > limit:
+        raise RequestError(f"messages has {len(values)} entries; the limit is {limit}.", param="messages")
+    return tuple(_message(value, f"messages[{index}]") for index, value in enumerate(values))
+
+
+def _message(value: Any, where: str) -> dict[str, Any]:
+    fields = _object(value, where)
+    role = fields.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RequestError(f"{where}.role should be one of {', '.join(_ROLES)}.", param=f"{where}.role")
+    message: dict[str, Any] = {"role": _ROLES[role]}
+    calls = fields.get("tool_calls") if role == "assistant" else None
+    if "content" in fields:
+        message["content"] = text_content(fields["content"], f"{where}.content")
+    elif role == "assistant":
+        message["content"] = ""
+    else:
+        raise RequestError(f"{where}.content is missing.", param=f"{where}.content")
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise RequestError(f"{where}.tool_calls should be a list.", param=f"{where}.tool_calls")
+        message["tool_calls"] = [_past_call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(calls)]
+    for name in ("reasoning_content", "reasoning"):
+        if role == "assistant" and isinstance(fields.get(name), str):
+            message["reasoning_content"] = fields[name]
+            break
+    if role == "tool":
+        if "tool_call_id" not in fields:
+            raise RequestError(f"{where}.tool_call_id is missing.", param=f"{where}.tool_call_id")
+        message["tool_call_id"] = _text(fields["tool_call_id"], f"{where}.tool_call_id")
+    if "name" in fields:
+        message["name"] = _text(fields["name"], f"{where}.name")
+    return message
+
+
+def text_content(value: Any, where: str) -> str:
+    """The text of a message: a string, or parts that are all text."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise RequestError(f"{where} should be a text or a list of parts.", param=where)
+    texts = []
+    for index, part in enumerate(value):
+        place = f"{where}[{index}]"
+        fields = _object(part, place)
+        kind = fields.get("type")
+        if kind in ("text", "input_text", "output_text"):
+            texts.append(_text(fields.get("text"), f"{place}.text"))
+        elif kind == "refusal":
+            texts.append(_text(fields.get("refusal"), f"{place}.refusal"))
+        else:
+            raise RequestError(f"{place}.type is {kind!r}; this model reads only text.", param=f"{place}.type")
+    return "".join(texts)
+
+
+def _past_call(value: Any, where: str) -> dict[str, Any]:
+    fields = _object(value, where)
+    function = _object(fields.get("function"), f"{where}.function")
+    name = _text(function.get("name"), f"{where}.function.name")
+    arguments = function.get("arguments", "")
+    call = past_call(_text(arguments, f"{where}.function.arguments"), name, f"{where}.function.arguments")
+    if "id" in fields:
+        call["id"] = _text(fields["id"], f"{where}.id")
+    return call
+
+
+def past_call(arguments: str, name: str, where: str) -> dict[str, Any]:
+    """A tool call of an earlier turn. Templates print the arguments as JSON, so they get the parsed value."""
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        raise RequestError(f"{where} should be JSON text.", param=where) from None
+    return {"type": "function", "function": {"name": name, "arguments": parsed}}
+
+
+# Tools
+
+
+def plan_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None, limit: int) -> ToolPlan:
+    """OpenAI's ``tools`` and ``tool_choice``. Types other than functions run on OpenAI's machines and are left out."""
+    if tools is not None and len(tools) > limit:
+        raise RequestError(f"tools has {len(tools)} entries; the limit is {limit}.", param="tools")
+    known: dict[str, dict[str, Any]] = {}
+    for index, value in enumerate(tools or ()):
+        fields = _object(value, f"tools[{index}]")
+        if fields.get("type") == "function":
+            function = _function(fields, f"tools[{index}]")
+            known[function["name"]] = function
+    wanted = _tool_choice(choice)
+    if wanted == "none" or (not known and wanted == "auto"):
+        return ToolPlan()
+    if wanted == "required" and known:
+        return force(known, tuple(known), parallel is False)
+    if wanted == "auto":
+        return ToolPlan(_for_template(known), single=parallel is False)
+    name = wanted.removeprefix("=")
+    if name not in known:
+        reason = "names no tool of this request" if known else "needs tools"
+        raise RequestError(f"tool_choice {reason}.", param="tool_choice")
+    return force(known, (name,), True)
+
+
+def _function(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    # The Responses API has the function's fields at the top.
+    place = f"{where}.function" if "function" in fields else where
+    inner = _object(fields.get("function", fields), place)
+    return tool(inner.get("name"), inner.get("description", ""), inner.get("parameters"), place, f"{place}.parameters")
+
+
+def tool(name: Any, description: Any, parameters: Any, where: str, schema_at: str) -> dict[str, Any]:
+    """A function as templates expect it."""
+    if not isinstance(name, str) or not name or len(name) > 128:
+        raise RequestError(f"{where}.name should be a text of 1 to 128 characters.", param=f"{where}.name")
+    schema = {"type": "object", "properties": {}} if parameters is None else _object(parameters, schema_at)
+    return {"name": name, "description": _text(description, f"{where}.description"), "parameters": schema}
+
+
+def _tool_choice(choice: Any) -> str:
+    if choice is None:
+        return "auto"
+    if choice in ("none", "auto", "required"):
+        return str(choice)
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return f"={function['name']}"
+    raise RequestError("tool_choice should be none, auto, required or name a function.", param="tool_choice")
+
+
+def _for_template(known: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    return tuple({"type": "function", "function": function} for function in known.values())
+
+
+def force(known: dict[str, dict[str, Any]], names: tuple[str, ...], single: bool) -> ToolPlan:
+    """A call of one of ``names``: the answer is constrained to its JSON, and turned into a call afterwards."""
+    if len(names) == 1:
+        schema = known[names[0]]["parameters"]
+    else:
+        schema = {"anyOf": [_call_schema(known[name]) for name in names]}
+    grammar = Grammar("json_schema", json.dumps(schema))
+    return ToolPlan(_for_template(known), names, grammar, single)
+
+
+def _call_schema(function: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, "arguments": function["parameters"]},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+# Format and sampling
+
+
+def response_grammar(value: Any, where: str = "response_format") -> Grammar | None:
+    """OpenAI's ``response_format``, or ``text.format`` of the Responses API."""
+    if value is None:
+        return None
+    fields = _object(value, where)
+    kind = fields.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_object")
+    if kind == "json_schema":
+        # The Responses API has the schema's fields at the top.
+        inner = _object(fields["json_schema"], f"{where}.json_schema") if "json_schema" in fields else fields
+        place = f"{where}.json_schema.schema" if "json_schema" in fields else f"{where}.schema"
+        if "schema" not in inner:
+            raise RequestError(f"{place} is missing.", param=place)
+        return Grammar("json_schema", json.dumps(_object(inner["schema"], place)))
+    raise RequestError(f"{where}.type should be text, json_object or json_schema.", param=f"{where}.type")
+
+
+def guided_grammar(body: ChatBody | CompletionBody) -> Grammar | None:
+    """``response_format`` or one of the ``guided_*`` fields of other local servers; at most one."""
+    found: list[tuple[str, Grammar]] = []
+    grammar = response_grammar(body.response_format)
+    if grammar is not None:
+        found.append(("response_format", grammar))
+    if body.guided_json is not None:
+        schema = body.guided_json
+        found.append(("guided_json", Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))))
+    if body.guided_regex is not None:
+        found.append(("guided_regex", Grammar("regex", body.guided_regex)))
+    if body.guided_choice is not None:
+        found.append(("guided_choice", Grammar("choice", json.dumps(body.guided_choice))))
+    if body.guided_grammar is not None:
+        found.append(("guided_grammar", Grammar("lark", body.guided_grammar)))
+    if len(found) > 1:
+        raise RequestError(f"{found[0][0]} and {found[1][0]} exclude each other.", param=found[1][0])
+    return found[0][1] if found else None
+
+
+def sampling(body: SamplingBody, config: ServerConfig) -> SamplingParams:
+    """The sampling parameters all OpenAI endpoints share."""
+    base = SamplingParams(temperature=config.temperature)
+    given = {
+        name: value
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "penalty_window",
+            "min_tokens",
+            "ignore_eos",
+        )
+        if (value := getattr(body, name)) is not None
+    }
+    if body.logit_bias is not None:
+        given["logit_bias"] = _bias(body.logit_bias)
+    if body.stop_token_ids is not None:
+        given["stop_token_ids"] = tuple(body.stop_token_ids)
+    return replace(base, **given)
+
+
+def _bias(values: dict[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in values.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise RequestError(f"logit_bias names {key[:20]!r}; its keys are token ids.", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise RequestError("logit_bias should be from -100 to 100.", param="logit_bias")
+        bias[int(key)] = value
+    return bias
+
+
+def stops(value: str | list[str] | None, where: str = "stop", most: int = 4) -> tuple[str, ...]:
+    """Stop strings."""
+    found = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if len(found) > most:
+        raise RequestError(f"{where} has {len(found)} texts; at most {most} are possible.", param=where)
+    if "" in found:
+        raise RequestError(f"{where} has an empty text, which would end every answer at once.", param=where)
+    return found
+
+
+def limit(wanted: int | None, info: EngineInfo) -> int | None:
+    """A token limit; one beyond the context means the context, as clients ask for the largest they know."""
+    return wanted if wanted is None or not info.max_context else min(wanted, info.max_context)
+
+
+def depth(value: str | int | None) -> str:
+    """The depth in the request type's form."""
+    return "auto" if value is None else str(value)
+
+
+def choices(wanted: int | None, config: ServerConfig) -> int:
+    """``n`` within the server's limit."""
+    if wanted is not None and wanted > config.max_choices:
+        raise RequestError(f"n is {wanted}; at most {config.max_choices} answers at once are possible.", param="n")
+    return wanted or 1
+
+
+def template_options(values: dict[str, Any] | None) -> tuple[dict[str, Any], bool | None]:
+    """``chat_template_kwargs`` without, and the value of, the thinking switch."""
+    options: dict[str, Any] = {}
+    thinking: bool | None = None
+    for name, value in (values or {}).items():
+        where = f"chat_template_kwargs.{name[:40]}"
+        if name not in _TEMPLATE_OPTIONS:
+            raise UnsupportedError(f"{where} is not an option a request may set.", param=where)
+        if value is None:
+            continue
+        if not isinstance(value, (bool, int, str)):
+            raise RequestError(f"{where} should be true, false, a number or a text.", param=where)
+        if name == "enable_thinking" and isinstance(value, bool):
+            thinking = value
+        else:
+            options[name] = value
+    return options, thinking
+
+
+def thinks(effort: str | None, switch: bool | None) -> bool | None:
+    """Whether to think: an explicit switch wins over an effort, and neither leaves it to the model."""
+    if switch is not None or effort is None:
+        return switch
+    return effort not in ("none", "minimal")
+
+
+def check_tools(plan: ToolPlan, grammar: Grammar | None, info: EngineInfo) -> None:
+    """Refuse combinations that the answer could not honour."""
+    if plan.tools and not info.tools and not plan.forced:
+        raise UnsupportedError("The loaded model cannot call tools; leave tools out.", param="tools")
+    if plan.tools and grammar is not None:
+        raise UnsupportedError(
+            "response_format and tools exclude each other: a constrained answer cannot be a call.",
+            param="response_format",
+        )
