@@ -137,7 +137,14 @@ class Engine:
         for index in range(sampling.n):
             own_seed = (seed + index * _SEED_STEP) % 2**64
             chooser = Chooser(
-                sampling, self.target.vocab_size, self.target.tokenizer, prompt, own_seed, self.target.eos
+                sampling,
+                self.target.vocab_size,
+                self.target.tokenizer,
+                prompt,
+                own_seed,
+                self.target.eos,
+                thinking=request.thinking,
+                thinking_budget=request.thinking_budget,
             )
             yield from self._answer(request, index, prompt, chooser, own_seed, policy, budget, cancelled)
 
