@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx_lm
 from macspec.engine.loop import Engine
 from macspec.request import Finished, GenerationRequest, SamplingParams, Text
+from macspec.runtime import Runtime
 from macspec_models.training.responses import load_examples, load_prompts
 
 CATEGORIES = ("chat", "explain", "code", "rewrite", "edit", "write")
@@ -89,12 +90,7 @@ def main() -> None:
     parser.add_argument("--auto", action="store_true", help="add the scheduler's own choice")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if options.auto:
-        from macspec.runtime import open_engine
-
-        engine = open_engine(None, options.drafter)
-    else:
-        engine = Engine.load(None, options.drafter)
+    engine = Runtime.load(None, options.drafter, profile=options.auto)
     depths = options.depths.split(",") + (["auto"] if options.auto else [])
     prompts = held_out_prompts(engine, options.prompts)
     rows, differences = [], []

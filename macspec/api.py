@@ -9,6 +9,7 @@ from typing import Any
 from macspec.engine.loop import Engine
 from macspec.request import Event, Finished, FinishReason, GenerationRequest, GenerationStats, SamplingParams, Started
 from macspec.request import Text, TokenInfo, ToolCall
+from macspec.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class Answer:
     matched_stop: str | None = None
 
 
-def load(model: str | None = None, drafter: str | None = None, **options: Any) -> Engine:
+def load(model: str | None = None, drafter: str | None = None, **options: Any) -> Runtime:
     """Load a pair; None takes the best known one. See `macspec.engine.load.load_pair` for the options."""
-    return Engine.load(model, drafter, **options)
+    return Runtime.load(model, drafter, **options)
 
 
 def stream(engine: Engine, request: GenerationRequest | str, **sampling: Any) -> Iterator[Event]:

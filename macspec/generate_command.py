@@ -33,17 +33,22 @@ def run(options: argparse.Namespace) -> int:
     request = _request(options)
     request.check()
     from macspec.api import collect
-    from macspec.engine.loop import Engine
     from macspec.progress import load_progress
+    from macspec.runtime import Runtime
 
     with load_progress() as progress:
-        engine = Engine.load(**engine_options(options), progress=progress)
-    events = engine.generate(request)
-    if options.json:
-        found = [_values(answer, request) for answer in collect(events)]
-        print(json.dumps(found[0] if len(found) == 1 else found, ensure_ascii=False))
-        return 0
-    _print_text(events, many=request.sampling.n > 1)
+        engine = Runtime.load(
+            **engine_options(options), progress=progress, profile=request.depth == "auto"
+        )
+    try:
+        events = engine.generate(request)
+        if options.json:
+            found = [_values(answer, request) for answer in collect(events)]
+            print(json.dumps(found[0] if len(found) == 1 else found, ensure_ascii=False))
+        else:
+            _print_text(events, many=request.sampling.n > 1)
+    finally:
+        engine.close()
     return 0
 
 

@@ -1,19 +1,65 @@
-"""Puts an engine together: the pair, what verification costs on this machine, and how often drafts survive."""
+"""An engine that knows its machine: the pair, what verification costs here, and how often drafts survive."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, Self
+
+import mlx.core as mx
 
 from macspec.engine.loop import Engine
+from macspec.profiling.policies import PolicyMaker
 
 
-def open_engine(model: str | None = None, drafter: str | None = None, **options: Any) -> Engine:
-    """Load a pair and everything that choosing its depths needs; see `Engine.load` for the options.
+def _tell(sentence: str) -> None:
+    print(f"macspec: {sentence}", file=sys.stderr)
 
-    The first use of a pair on a machine measures it, which takes a few seconds.
-    """
-    from macspec.profiling import prepare
 
-    engine = Engine.load(model, drafter, **options)
-    prepare(engine, progress=options.get("progress"))
-    return engine
+class Runtime(Engine):
+    """What chat, server, bench and the Python API run: an `Engine` whose depth rules are bought from its own ladder."""
+
+    maker: PolicyMaker
+
+    @classmethod
+    def load(
+        cls,
+        model: str | None = None,
+        drafter: str | None = None,
+        *,
+        say: Callable[[str], None] = _tell,
+        profile: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options.
+
+        Args:
+            say: gets one sentence when something is worth knowing, such as a machine too busy to measure.
+            profile: measure the pair now if this machine never did, a few seconds; otherwise that happens when a rule
+                first needs it.
+        """
+        engine = super().load(model, drafter, **options)
+        engine.maker = PolicyMaker(engine, progress=options.get("progress"), say=say)
+        engine.make_policy = engine.maker
+        if profile and engine.drafter is not None:
+            engine.maker.prepare()
+        return engine
+
+    def info(self) -> dict[str, Any]:
+        """What is loaded, as plain values, with the ladder."""
+        return {**super().info(), "ladder": self.maker.ladder_ms, "policy": "plain" if self.drafter is None else "rate"}
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use, cached by the allocator, at the peak, and kept for later prompts."""
+        return {
+            "active": mx.get_active_memory(),
+            "cache": mx.get_cache_memory(),
+            "peak": mx.get_peak_memory(),
+            "prefix_cache": self.prefixes.nbytes,
+        }
+
+    def close(self) -> None:
+        """Keep what was learned, give the device memory back."""
+        self.maker.save()
+        self.prefixes.close()
+        mx.clear_cache()

@@ -20,7 +20,7 @@ from macspec.cli_options import add_engine_options, engine_options
 from macspec.errors import MacspecError, RequestError
 
 if TYPE_CHECKING:
-    from macspec.engine.loop import Engine
+    from macspec.runtime import Runtime
 
 #: Seconds a quick run may measure, loading and reporting left out.
 QUICK_S = 46.0
@@ -155,11 +155,11 @@ def _measure(options: argparse.Namespace) -> int:
     )
 
     from macspec.bench.arm_choice import choose_arms
-    from macspec.engine.loop import Engine
+    from macspec.runtime import Runtime
     from macspec.progress import load_progress
 
     with load_progress() as progress:
-        engine = Engine.load(**engine_options(options), progress=progress)
+        engine = Runtime.load(**engine_options(options), progress=progress)
     arms, skipped = choose_arms(engine, options)
     result, outcome = _run(engine, arms, prompts, settings, options, suites, skipped)
     kept = export.keep(result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from macspec_models.drafters.interface import Drafter
@@ -54,7 +54,7 @@ class Engine:
             )
         self.max_context = context or target.max_context
         self.prefill_chunk = prefill_chunk
-        self._make_policy = policy_factory or make_policy
+        self.make_policy: PolicyFactory = policy_factory or make_policy
         self._policies: dict[str, DepthPolicy] = {}
         target.set_taps(drafter.taps if drafter is not None else ())
         self.prefixes = PrefixCache(
@@ -62,7 +62,7 @@ class Engine:
         )
 
     @classmethod
-    def load(cls, model: str | None = None, drafter: str | None = None, **options: Any) -> Engine:
+    def load(cls, model: str | None = None, drafter: str | None = None, **options: Any) -> Self:
         """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options."""
         own_names = ("context", "prefill_chunk", "prefix_cache_bytes", "policy_factory")
         own = {name: options.pop(name) for name in own_names if name in options}
@@ -97,7 +97,7 @@ class Engine:
         else:
             name = "full" if request.depth == "full" else f"fixed:{int(request.depth)}"
         if name not in self._policies:
-            self._policies[name] = self._make_policy(name)
+            self._policies[name] = self.make_policy(name)
         return self._policies[name]
 
     def count_tokens(self, request: GenerationRequest) -> int:

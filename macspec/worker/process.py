@@ -50,7 +50,7 @@ from macspec.worker.protocol import (
     read_message,
 )
 
-DEFAULT_ENGINE = "macspec.engine.loop:Engine"
+DEFAULT_ENGINE = "macspec.runtime:Runtime"
 
 #: Seconds the engine thread gets to finish its step after the parent is gone.
 GRACE = 5.0
