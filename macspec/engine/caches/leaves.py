@@ -94,6 +94,11 @@ class Leaf:
         """Every array held."""
         raise NotImplementedError
 
+    def row_cost(self) -> tuple[int, int | None, int]:
+        """Buffer rows (0 when they are not counted), the most rows ever kept (None: every position), bytes of both."""
+        arrays = self.arrays()
+        return arrays[0].shape[2] if arrays else 0, None, sum(array.nbytes for array in arrays)
+
     def problem(self, length: int) -> str | None:
         """What is wrong if the cache does not hold exactly ``length`` positions of one sequence, else None."""
         raise NotImplementedError
@@ -189,6 +194,10 @@ class WindowLeaf(Leaf):
     def arrays(self) -> list[mx.array]:
         return [] if self.cache.keys is None else [self.cache.keys, self.cache.values]
 
+    def row_cost(self) -> tuple[int, int | None, int]:
+        rows, _, nbytes = super().row_cost()
+        return rows, self.cache.max_size + self.cache.step, nbytes
+
     def problem(self, length: int) -> str | None:
         cache = self.cache
         if cache.offset != length:
@@ -217,6 +226,10 @@ class ChunkedLeaf(KeyValueLeaf):
 
     def shrink(self) -> None:
         """Nothing: the buffer is at most a chunk and a pass."""
+
+    def row_cost(self) -> tuple[int, int | None, int]:
+        rows, _, nbytes = super().row_cost()
+        return rows, self.cache.chunk_size + self.cache.step, nbytes
 
     def snapshot(self) -> Any:
         cache = self.cache
@@ -283,6 +296,9 @@ class RecurrentLeaf(Leaf):
 
     def shrink(self) -> None:
         self.cache.cache = self.snapshot()
+
+    def row_cost(self) -> tuple[int, int | None, int]:
+        return 0, None, sum(array.nbytes for array in self.arrays())
 
     def fork(self) -> RecurrentLeaf:
         other = copy.copy(self.cache)

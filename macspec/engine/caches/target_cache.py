@@ -94,6 +94,10 @@ class TargetCache:
         """Every array held, to evaluate so that nothing stays lazy."""
         return [array for leaf in self._leaves for array in leaf.arrays()]
 
+    def row_costs(self) -> list[tuple[int, int | None, int]]:
+        """Per leaf: buffer rows (0 when there are none to count), the most it ever keeps (None: all), and its bytes."""
+        return [leaf.row_cost() for leaf in self._leaves]
+
     @contextmanager
     def append(self, rows: int | None = None) -> Iterator[None]:
         """A forward pass whose rows all stay. An exception inside undoes it.

@@ -354,3 +354,31 @@ def test_quantising_refuses_what_it_cannot_do() -> None:
         quantize_layers([KVCache()], 3)
     with pytest.raises(UnsupportedError, match="RotatingKVCache"):
         quantize_layers([RotatingKVCache(4)], 4)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("recurrent", "list")])
+def test_a_cache_trims_exactly_to_the_lengths_it_promises(kind: str) -> None:
+    model = ToyModel([kind])
+    tokens = np.random.default_rng(1).integers(0, 127, 30).tolist()
+    walked = new_cache(model)
+    for end in range(1, 24):
+        verify(model, walked, [*tokens[end - 1 : end], 99], 1)
+        assert walked.can_trim(end) and not walked.can_trim(end + 1) and not walked.can_trim(-1)
+        for length in range(end):
+            cache = walked.fork()
+            if cache.can_trim(length):
+                cache.trim(length)
+                assert_fresh(model, small_steps(cache), tokens[:length])
+
+
+def test_a_window_narrower_than_its_cache_masks_single_rows() -> None:
+    """Compare with mlx-lm's rule for several rows, of which a single one is the last."""
+    for narrow in (2, 4, 6):
+        window = WindowCache(6)
+        for length in range(15):
+            alone = window.make_mask(1, window_size=narrow)
+            among = window.make_mask(2, window_size=narrow, return_array=True)
+            seen = min(length, 5) + 1
+            expected = np.array(among)[0, :seen]
+            np.testing.assert_array_equal(np.ones(seen, bool) if alone is None else np.array(alone), expected)
+            window.update_and_fetch(mx.zeros((1, 1, 1, 2)), mx.zeros((1, 1, 1, 2)))
