@@ -187,7 +187,7 @@ class Kernels:
         rows: int | mx.array | None = None,
         split: int = SPLIT,
     ) -> mx.array:
-        """Causal attention of ``q [1, H, M, D]`` over ``k, v [1, Hkv, L, D]``: ``[1, M, H, D]``; ``window`` 0 = all keys.
+        """Causal attention of ``q [1, H, M, D]`` over ``k, v [1, Hkv, L, D]``: ``[1, M, H, D]``; window 0: all keys.
 
         Raises:
             ValueError: for a head dimension or a number of query rows the kernel does not take on this device.

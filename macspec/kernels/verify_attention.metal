@@ -66,7 +66,7 @@
     for (int c = thread_index; c < TILE * CHUNKS; c += threads) {
       int key = c / CHUNKS, chunk = c % CHUNKS;
       uint at = uint(kv_head) * uint(k_strides[1]) + uint(first + key) * uint(k_strides[2]);
-      to[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(k + at))[chunk] : uint2(0u, 0u);
+      to[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(k + at))[chunk] : uint2(0u);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -117,7 +117,7 @@
     for (int c = thread_index; c < TILE * CHUNKS; c += threads) {
       int key = c / CHUNKS, chunk = c % CHUNKS;
       uint at = uint(kv_head) * uint(v_strides[1]) + uint(first + key) * uint(v_strides[2]);
-      to[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(v + at))[chunk] : uint2(0u, 0u);
+      to[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(v + at))[chunk] : uint2(0u);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (busy) {
