@@ -19,6 +19,7 @@ from macspec_tui.history import PromptHistory
 from macspec_tui.screens.chat import ChatScreen
 from macspec_tui.settings import ChatSettings
 from macspec_tui.store import Session, SessionStore
+from macspec_tui.terminal_keys import declare_keys
 
 #: Seconds a running answer gets to stop when the person leaves.
 LEAVE_SECONDS = 2.0
@@ -43,7 +44,9 @@ class ChatApp(App[None]):
         theme: str | None = None,
         first: str = "",
     ) -> None:
-        super().__init__()
+        declare_keys()
+        # Told so at once, Textual drops colours; told later, it turns the terminal's own colours into black.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.client = client
         self.store = store
         self.settings = settings
@@ -121,6 +124,9 @@ def run_app(
     first: str = "",
 ) -> int:
     """Run the chat until the person leaves; the last answer and a line of numbers stay in the scrollback."""
+    if not sys.stderr.isatty():
+        # Textual draws through standard error; here somebody collects that, and standard output is the terminal.
+        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]  # declared final, but this is what Textual draws through
     app = ChatApp(client, store, session, settings, theme=theme, first=first)
 
     async def run() -> None:

@@ -72,6 +72,10 @@ class AnswerView(MessageActions, Vertical):
                 yield CodeBlock(block.language, block.text)
         yield self._foot()
 
+    def render(self) -> str:
+        # Without a child yet, Textual would show the name of the class.
+        return ""
+
     def on_mount(self) -> None:
         if not self._finished:
             self._timer = self.set_interval(FLUSH_SECONDS, self.flush)

@@ -14,7 +14,8 @@ from macspec_tui.history import PromptHistory
 #: Longer pastes are shown as one label and sent in full.
 FOLD_LINES = 20
 #: Keys that make a new line: terminals with the kitty protocol tell Shift+Enter apart, the others send one of the rest.
-NEWLINE_KEYS = frozenset({"shift+enter", "alt+enter", "ctrl+j"})
+#: The names with a carriage return are what Textual makes of xterm's "modify other keys" sequences.
+NEWLINE_KEYS = frozenset({"shift+enter", "alt+enter", "ctrl+j", "shift+\r", "alt+\r", "alt+shift+\r"})
 
 _LABEL = re.compile(r"\[pasted \d+ lines(?: #\d+)?\]")
 
@@ -49,6 +50,7 @@ class Prompt(TextArea):
             highlight_cursor_line=False,
             placeholder="Type a message, / for commands",
         )
+        self.cursor_blink = False
         self._history = history
         self._at: int | None = None
         self._typed = ""
@@ -79,6 +81,12 @@ class Prompt(TextArea):
         if event.key == "enter":
             self._take(event)
             self._enter()
+        elif event.key == "ctrl+d" and not self.text:
+            self._take(event)
+            await self.app.run_action("app.quit")
+        elif event.key in ("home", "end") and not self.text:
+            self._take(event)
+            await self.run_action("screen.top" if event.key == "home" else "screen.end")
         elif event.key in NEWLINE_KEYS:
             self._take(event)
             self._newline()

@@ -130,7 +130,8 @@ def context_lines(info: EngineInfo | None, live: LiveFigures, width: int) -> lis
 
 def memory_lines(info: EngineInfo | None, engine: EngineStats | None, live: LiveFigures, width: int) -> list[str]:
     """What the engine holds of this machine's memory."""
-    if engine is None:
+    if engine is None or not engine.memory_active:
+        # Not every device counts its memory.
         return [f"model {figures.size(info.parameters_bytes)}"] if info is not None else []
     peak = max(engine.memory_peak, live.stats.peak_memory if live.stats else 0)
     used = engine.memory_active + engine.memory_cache

@@ -59,8 +59,9 @@ def status_parts(info: EngineInfo | None, live: LiveFigures, engine: EngineStats
     parts = [short_name(info.model)]
     if state:
         parts.append(state)
-    if live.rate:
-        parts.append(f"{live.rate:.1f} tok/s")
+    rate = live.stats.generation_tps if live.stats else live.rate
+    if rate:
+        parts.append(f"{rate:.1f} tok/s")
     totals = live.totals
     if live.last is not None and totals.drafted:
         parts.append(f"accepted {totals.accepted_per_round:.1f}/{info.max_depth}")
