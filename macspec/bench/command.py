@@ -155,8 +155,8 @@ def _measure(options: argparse.Namespace) -> int:
     )
 
     from macspec.bench.arm_choice import choose_arms
-    from macspec.runtime import Runtime
     from macspec.progress import load_progress
+    from macspec.runtime import Runtime
 
     with load_progress() as progress:
         engine = Runtime.load(**engine_options(options), progress=progress)
@@ -167,7 +167,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _run(
-    engine: Engine,
+    engine: Runtime,
     arms: list[Arm],
     prompts: list[Prompt],
     settings: Settings,
@@ -267,7 +267,7 @@ def _with_gaps(
 def _deliver(
     result: Report,
     outcome: runner.Outcome,
-    engine: Engine,
+    engine: Runtime,
     prompts: list[Prompt],
     options: argparse.Namespace,
     kept: Path | None,

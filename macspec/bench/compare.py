@@ -84,7 +84,7 @@ def _line(
         a, b = (list(found.values()) for found in rates)
     if not a or not b:
         return None
-    return Line(*arms, category, stats.rate(a).value, stats.rate(b).value, stats.compare(a, b, paired=paired))
+    return Line(*arms, category, stats.centre(a), stats.centre(b), stats.compare(a, b, paired=paired))
 
 
 def _remarks(first: Report, second: Report, paired: bool) -> list[str]:
@@ -106,14 +106,14 @@ def _remarks(first: Report, second: Report, paired: bool) -> list[str]:
 
 def table(outcome: Outcome) -> str:
     """The comparison as text of at most 80 columns."""
-    lines = [f"{'arm':<20} {'category':<10} {'first':>8} {'second':>8} {'ratio':>7} {'interval':>15}  verdict"]
+    lines = [f"{'arm':<20} {'category':<10} {'first':>8} {'second':>8} {'ratio':>7} {'95 % range':>11}  verdict"]
     for line in outcome.lines:
         name = line.first_arm if line.first_arm == line.second_arm else f"{line.first_arm} → {line.second_arm}"
         ratio = line.comparison.ratio
-        interval = "" if ratio.low is None else f"{ratio.low:.2f} – {ratio.high:.2f}"
+        interval = "" if ratio.low is None else f"{ratio.low:.2f}–{ratio.high:.2f}"
         lines.append(
             f"{name[:20]:<20} {line.category[:10]:<10} {line.first_rate:>8.1f} {line.second_rate:>8.1f} "
-            f"{ratio.value:>7.3f} {interval:>15}  {line.verdict}"
+            f"{ratio.value:>7.3f} {interval:>11}  {line.verdict}"
         )
     lines += [clip(remark) for remark in outcome.remarks]
     return "\n".join(line.rstrip() for line in lines) + "\n"

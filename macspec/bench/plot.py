@@ -61,7 +61,7 @@ def _speed_panel(report: Report, arms: Sequence[str], top: float) -> list[str]:
     parts = [_text(MARGIN, top - 14, "Tokens per second by category", 14, weight="600")]
     y = _axis(parts, highest, top, MARGIN, WIDTH - 2 * MARGIN)
     group_width = (WIDTH - 2 * MARGIN) / len(categories)
-    bar = min(34.0, group_width * 0.8 / len(arms))
+    bar = min(34.0, group_width * 0.8 / max(len(arms), 1))
     for number, (category, group) in enumerate(zip(categories, rows, strict=True)):
         left = MARGIN + group_width * number + (group_width - bar * len(arms)) / 2
         for place, row in enumerate(group):
@@ -73,7 +73,7 @@ def _speed_panel(report: Report, arms: Sequence[str], top: float) -> list[str]:
                     parts.append(_line(middle, y(row.tok_per_s_low), middle, y(row.tok_per_s_high), INK, 1.5))
         centre = MARGIN + group_width * (number + 0.5)
         parts.append(_text(centre, top + PANEL + 18, category, 12, anchor="middle"))
-    step = (WIDTH - 2 * MARGIN) / len(arms)
+    step = (WIDTH - 2 * MARGIN) / max(len(arms), 1)
     for place, arm in enumerate(arms):
         x = MARGIN + step * place
         parts.append(_rect(x, top + PANEL + 34, 12, 12, COLOURS[place]))

@@ -15,7 +15,7 @@ MAX_PERIOD = 20
 #: The loop must cover this many items at the end, and be seen at least three times.
 MIN_LOOP = 18
 #: Longer answers with fewer distinct 4-grams than this share are degenerate too (loops with small changes).
-MIN_DISTINCT = 0.35
+MIN_DISTINCT = 0.5
 DISTINCT_FROM = 64
 
 

@@ -13,6 +13,8 @@ BARS = "▁▂▃▄▅▆▇█"
 CARD_LINES = 15
 #: Categories a card has room for.
 CARD_CATEGORIES = 6
+#: Values of a histogram shown one by one.
+HISTOGRAM_VALUES = 8
 
 
 def table(report: Report) -> str:
@@ -20,24 +22,20 @@ def table(report: Report) -> str:
     lines = [clip(report.machine.title), clip(pair_line(report)), clip(method_line(report)), ""]
     width = max((len(arm) for arm in report.arms), default=5)
     width = min(max(width, 8), 18)
-    lines.append(
-        f"{'arm':<{width}} {'tok/s':>7} {'× plain':>8} {'95 % interval':>15} {'τ':>6} {'verified':>9}  identical"
-    )
+    lines.append(f"{'arm':<{width}} {'tok/s':>7} {'× plain':>8} {'95 % range':>11} {'τ':>5} {'verified':>9}  identical")
     lines += [_arm_line(report.row(arm), width) for arm in report.arms]
     if len(report.categories) > 1:
         lines += ["", *_category_lines(report, width)]
     best = report.best()
     if best is not None and best.spec_decode is not None:
         spec = best.spec_decode
-        lines += ["", f"{best.arm}: accepted per round {histogram(spec.accepted_histogram)}"]
-        if len([n for n in spec.depth_histogram if n]) > 1:
-            lines.append(f"{' ' * len(best.arm)}  depth chosen       {histogram(spec.depth_histogram)}")
         total = spec.draft_ms + spec.verify_ms + spec.other_ms
-        if total > 0:
-            parts = (("draft", spec.draft_ms), ("verify", spec.verify_ms), ("other", spec.other_ms))
-            lines.append(
-                f"{' ' * len(best.arm)}  time " + ", ".join(f"{n} {100 * ms / total:.0f} %" for n, ms in parts)
-            )
+        parts = (("draft", spec.draft_ms), ("verify", spec.verify_ms), ("other", spec.other_ms))
+        split = ", ".join(f"{name} {100 * ms / total:.0f} %" for name, ms in parts) if total > 0 else "no times"
+        lines += ["", clip(f"{best.arm}: time {split}")]
+        lines.append(f"  accepted  {histogram(spec.accepted_histogram)}")
+        if len([n for n in spec.depth_histogram if n]) > 1:
+            lines.append(f"  depths    {histogram(spec.depth_histogram)}")
     for found in report.warnings:
         lines += ["", *wrap(f"Note: {found.message} {found.remedy}")]
     if report.id:
@@ -116,14 +114,14 @@ def identical_sentence(report: Report, row: Row) -> str:
 
 
 def histogram(counts: Sequence[int]) -> str:
-    """``0 ▇ 61 %  1 ▃ 22 %`` and so on, the tail summed up so that it fits."""
+    """``0▃22% 1█61%`` and so on; what is beyond `HISTOGRAM_VALUES` is summed up."""
     total = sum(counts) or 1
-    shown = list(enumerate(counts))[:6]
-    parts = [f"{value} {_bar(count, max(counts))} {100 * count / total:.0f} %" for value, count in shown]
-    rest = sum(counts[6:])
+    top = max(counts, default=0)
+    parts = [f"{value}{_bar(count, top)}{100 * count / total:.0f}%" for value, count in enumerate(counts)]
+    rest = sum(counts[HISTOGRAM_VALUES:])
     if rest:
-        parts.append(f"more {100 * rest / total:.0f} %")
-    return "  ".join(parts)[:58]
+        parts[HISTOGRAM_VALUES:] = [f"more {100 * rest / total:.0f}%"]
+    return " ".join(parts)
 
 
 def bars(counts: Sequence[int]) -> str:
@@ -138,7 +136,7 @@ def _bar(count: int, top: int) -> str:
 def _arm_line(row: Row | None, width: int) -> str:
     if row is None:
         return ""
-    interval = "" if row.ratio_low is None else f"{row.ratio_low:.2f} – {row.ratio_high:.2f}"
+    interval = "" if row.ratio_low is None else f"{row.ratio_low:.2f}–{row.ratio_high:.2f}"
     spec = row.spec_decode
     rate = spec.acceptance_rate_verified if spec is not None else None
     verified = "" if rate is None else f"{100 * rate:.0f} %"
@@ -148,7 +146,7 @@ def _arm_line(row: Row | None, width: int) -> str:
     length = _number(row.acceptance_length, 2) if row.acceptance_length is not None else ""
     return (
         f"{row.arm[:width]:<{width}} {_number(row.tok_per_s):>7} {_number(row.ratio_to_plain, 2):>8} "
-        f"{interval:>15} {length:>6} {verified:>9}  {same}"
+        f"{interval:>11} {length:>5} {verified:>9}  {same}"
     )
 
 

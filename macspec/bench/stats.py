@@ -57,6 +57,11 @@ def rate(prompts: Sequence[Sequence[float]], *, seed: int = 0) -> Estimate:
     return _exponential(_bootstrap(prompts, None, seed))
 
 
+def centre(prompts: Sequence[Sequence[float]]) -> float:
+    """The value of `rate` without its interval, for a fraction of the work."""
+    return math.exp(sum(_median_log(item) for item in prompts) / len(prompts))
+
+
 def median_rate(prompts: Sequence[Sequence[float]]) -> float:
     """Median over prompts of the median over repeats."""
     return float(np.median([np.median(item) for item in prompts]))

@@ -36,7 +36,8 @@ class SyntheticArm:
     outliers: float = 0.0
     depth: int = 0
     answers: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    fail: str | None = None
+    #: Rounds kept per answer; hundreds of runs need none.
+    keep_rounds: int = 1000
 
     def __post_init__(self) -> None:
         self.factors: dict[str, float] = {}
@@ -56,7 +57,7 @@ class SyntheticArm:
         tokens = self.answers.get(prompt.id) or tuple(range(sum(prompt.id.encode()), sum(prompt.id.encode()) + count))
         rounds = tuple(
             RoundSample(self.depth, self.depth, self.depth, 1 + self.depth, 1.0, 5.0, 0.1)
-            for _ in range(max(1, count // (1 + self.depth)))
+            for _ in range(min(self.keep_rounds, max(1, count // (1 + self.depth))))
         )
         return Sample(
             arm=self.name,

@@ -29,8 +29,8 @@ def measure(
         world.slowness = slowness
     rng = np.random.default_rng(seed)
     arms: list[Arm] = [
-        SyntheticArm("plain", 40.0, world, rng, noise=noise, outliers=outliers),
-        SyntheticArm("depth 4", 40.0 * ratio, world, rng, noise=noise, outliers=outliers, depth=4),
+        SyntheticArm("plain", 40.0, world, rng, noise=noise, outliers=outliers, keep_rounds=0),
+        SyntheticArm("depth 4", 40.0 * ratio, world, rng, noise=noise, outliers=outliers, depth=4, keep_rounds=0),
     ]
     # Prompts differ in speed, in the same way for both arms.
     for prompt in some_prompts(prompts):

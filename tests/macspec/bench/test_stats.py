@@ -24,6 +24,7 @@ def test_student_tails(statistic: float, freedom: float, tail: float) -> None:
 def test_rate_is_geometric_over_prompts_and_median_over_repeats() -> None:
     estimate = stats.rate([[10.0, 10.0, 1000.0], [40.0, 40.0, 1.0], [20.0]])
     assert estimate.value == pytest.approx((10 * 40 * 20) ** (1 / 3))
+    assert stats.centre([[10.0, 10.0, 1000.0], [40.0, 40.0, 1.0], [20.0]]) == pytest.approx(estimate.value)
     assert estimate.low is not None and estimate.high is not None
     assert estimate.low <= estimate.value <= estimate.high
 
