@@ -68,6 +68,9 @@ def _as_request_error(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = ""
     for part in first["loc"]:
+        if part in ("str", "int") or str(part).startswith("list["):
+            # The branch of a union, which is pydantic's business.
+            continue
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
     if first["type"] == "missing":
         return RequestError(f"{param} is missing.", param=param)

@@ -62,9 +62,7 @@ def protocol_for(config: ServerConfig) -> type[H11Protocol]:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows asyncio's signature
             if len(self.connections) > config.max_connections:
-                self._refuse(
-                    503, LoadingError("Too many connections are open; close some.", code="too_many_connections")
-                )
+                self._refuse(503, BusyError("Too many connections are open; close some."))
                 return
             self._wait_for_request()
 

@@ -1,0 +1,108 @@
+"""A real uvicorn on loopback in the test's own loop, in front of a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import pytest_asyncio
+
+from macspec.server.app import Application, create_app
+from macspec.server.config import ServerConfig
+from macspec.server.transport import Server, listen, make_server
+from macspec.worker.scripted import ScriptedClient
+
+
+class Running:
+    """A server under test."""
+
+    def __init__(self, engine: ScriptedClient, app: Application, server: Server, port: int) -> None:
+        self.engine, self.app, self.server, self.port = engine, app, server, port
+        self.url = f"http://127.0.0.1:{port}"
+        # Reading the machine's certificates takes longer than a whole test, and loopback needs none.
+        self.http = httpx2.AsyncClient(base_url=self.url, timeout=30, verify=False)
+        self.openai = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="x", max_retries=0, timeout=30, http_client=self.http
+        )
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
+        """POST JSON."""
+        content = body if isinstance(body, (bytes, str)) else json.dumps(body)
+        return await self.http.post(path, content=content, headers={"content-type": "application/json", **headers})
+
+    async def chat(self, **fields: Any) -> httpx2.Response:
+        """A chat request with a default message."""
+        return await self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields})
+
+    async def sse(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """All data objects of a stream, without [DONE]."""
+        response = await self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+        return [json.loads(line) for line in lines if line != "[DONE]"]
+
+    async def raw(self, data: bytes, *, half_close: bool = False) -> bytes:
+        """Everything the server says to these bytes until it closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(data)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            if half_close:
+                writer.write_eof()
+            async with asyncio.timeout(20):
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    """Start servers; they are stopped after the test."""
+    stack = contextlib.AsyncExitStack()
+
+    async def start_one(engine: ScriptedClient | None = None, *, load: bool = True, **config: Any) -> Running:
+        engine = engine or ScriptedClient()
+        if load:
+            await engine.start()
+        settings = ServerConfig(port=0, **{"shutdown_timeout": 0.0, **config})
+        listener = listen(settings)
+        app = create_app(engine, settings)
+        server = make_server(app, settings)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.001)
+        running = Running(engine, app, server, listener.getsockname()[1])
+
+        async def stop() -> None:
+            await running.http.aclose()
+            server.should_exit = True
+            await task
+            await engine.close()
+            listener.close()
+
+        stack.push_async_callback(stop)
+        return running
+
+    async with stack:
+        yield start_one
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
