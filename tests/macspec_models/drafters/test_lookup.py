@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from macspec_models.drafters.choice import ProposerChoice, expected_accepted
 from macspec_models.drafters.combined import CombinedDrafter
 from macspec_models.drafters.interface import DraftBlock

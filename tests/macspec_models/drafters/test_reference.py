@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from macspec_models.checkpoints import load_drafter
 
+from macspec_models.checkpoints import load_drafter
 from tests.macspec_models.drafters.reference import Reference
 from tests.tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
 
