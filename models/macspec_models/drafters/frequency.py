@@ -85,7 +85,8 @@ def read_counts(path: Path) -> NDArray[np.int64]:
         CheckpointError: the file is missing or is no such file.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # NumPy leaves a file open that it opened itself and found damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             counts = stored["counts"]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise CheckpointError(f"{path} is no file of token counts: {error}.") from error
