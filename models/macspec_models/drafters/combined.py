@@ -40,6 +40,17 @@ class CombinedContext:
         model: Any = self.model
         model.skip(count)
 
+    def export(self) -> list[mx.array | int | None]:
+        """The model drafter's part; lookup needs only the history."""
+        model: Any = self.model
+        parts: list[mx.array | int | None] = model.export()
+        return parts
+
+    def fill(self, parts: Sequence[mx.array | int | None], length: int) -> None:
+        """Restore an exported context of ``length`` positions."""
+        model: Any = self.model
+        model.fill(parts, length)
+
     def trim(self, length: int) -> None:
         """Forget positions from ``length`` on."""
         self.model.trim(length)
@@ -91,8 +102,8 @@ class CombinedDrafter:
         """Append a round's committed positions to the model drafter's context, whoever drafted."""
         held = cast(CombinedContext, context)
         if held.model_drafted:
-            # A round commits the anchor and the accepted drafts.
-            self.choice.learn(features.shape[0] - 1)
+            # A round commits the anchor and the accepted drafts; rows of plain steps after it may come along.
+            self.choice.learn(min(features.shape[0] - 1, self.model.max_depth))
             held.model_drafted = False
         self.model.extend(held.model, features)
 

@@ -31,6 +31,11 @@ class LayerBuffer:
         """Committed rows held."""
         return self.length - self.base
 
+    @property
+    def pair(self) -> tuple[mx.array | None, mx.array | None]:
+        """The two buffers, scratch rows included."""
+        return self.keys, self.values
+
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Commit ``[1, kv_heads, n, head_dim]`` at positions ``length ...``."""
         count = keys.shape[2]
@@ -142,6 +147,34 @@ class BlockContext:
         other._length = self._length
         return other
 
+    def export(self) -> list[mx.array | int | None]:
+        """What `fill` needs to restore this context: per layer its first position, keys and values."""
+        parts: list[mx.array | int | None] = []
+        for buffer in self.layers:
+            held = buffer.rows > 0 and buffer.keys is not None and buffer.values is not None
+            parts.append(buffer.base)
+            parts += [array[:, :, : buffer.rows] if held and array is not None else None for array in buffer.pair]
+        return parts
+
+    def fill(self, parts: Sequence[mx.array | int | None], length: int) -> None:
+        """Restore what `export` gave into this empty context of ``length`` positions.
+
+        Raises:
+            ValueError: the parts are not those of such a context.
+        """
+        if len(parts) != 3 * len(self.layers):
+            raise ValueError(f"{len(parts)} parts do not make a context of {len(self.layers)} layers")
+        for number, buffer in enumerate(self.layers):
+            base, keys, values = parts[3 * number : 3 * number + 3]
+            if not isinstance(base, int) or not 0 <= base <= length:
+                raise ValueError(f"layer {number} starts at {base!r}, which is outside {length} positions")
+            buffer.base = buffer.length = base
+            if isinstance(keys, mx.array) and isinstance(values, mx.array):
+                buffer.append(keys, values)
+            if buffer.length != length:
+                raise ValueError(f"layer {number} has {buffer.length} positions, not {length}")
+        self._length = length
+
     def arrays(self) -> list[mx.array]:
         """Arrays to evaluate so that nothing stays lazy."""
-        return [array for buffer in self.layers for array in (buffer.keys, buffer.values) if array is not None]
+        return [array for buffer in self.layers for array in buffer.pair if array is not None]

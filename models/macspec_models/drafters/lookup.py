@@ -34,6 +34,18 @@ class LookupContext:
         self.length, self._pending = min(self.length, length), None
         self.index.cut(length)
 
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` positions; the tokens come with the history."""
+        self.length += count
+
+    def export(self) -> list[mx.array | int | None]:
+        """Nothing needs keeping: the index is made anew from the history."""
+        return []
+
+    def fill(self, parts: Sequence[mx.array | int | None], length: int) -> None:
+        """Restore an exported context of ``length`` positions."""
+        self.length = length
+
     def fork(self) -> LookupContext:
         """An independent copy; it indexes anew when first used."""
         other = LookupContext()

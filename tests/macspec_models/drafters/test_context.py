@@ -93,6 +93,31 @@ def test_skipped_positions_count_but_are_not_seen() -> None:
     assert positions(context.layers[1]) == [16, 17, 18, 19]
 
 
+def test_export_and_fill_restore_a_context() -> None:
+    first = BlockContext([None, 5, 5], chunk=4)
+    first.append([rows(0, 40), rows(0, 40), rows(0, 40)])
+    first.trim(38)
+    second = BlockContext([None, 5, 5], chunk=4)
+    second.fill(first.export(), 38)
+    assert second.length == 38
+    for one, two in zip(first.layers, second.layers, strict=True):
+        assert positions(one) == positions(two)
+    skipped = BlockContext([None, 5])
+    skipped.skip(9)
+    third = BlockContext([None, 5])
+    third.fill(skipped.export(), 9)
+    assert third.length == 9 and positions(third.layers[0]) == [9, 10]
+
+
+def test_fill_refuses_what_is_no_such_context() -> None:
+    context = BlockContext([None, 5])
+    context.append([rows(0, 6), rows(0, 6)])
+    parts = context.export()
+    for wrong, length in ((parts[:3], 6), (parts, 7), ([9, *parts[1:]], 6), ([None, *parts[1:]], 6)):
+        with pytest.raises(ValueError, match="layer|layers"):
+            BlockContext([None, 5]).fill(wrong, length)
+
+
 @pytest.mark.parametrize("length", [-1, 7])
 def test_trim_refuses_what_it_does_not_have(length: int) -> None:
     context = BlockContext([None])

@@ -215,6 +215,10 @@ def test_contexts_trim_and_fork() -> None:
     assert (context.length, other.length) == (3, 8)
     assert combined.draft(other, 1, text, limit=2).tokens.shape == (2,)
     assert context.arrays() == [] and context.nbytes == 0
+    restored = combined.new_context()
+    restored.fill(context.export(), 3)
+    restored.skip(2)
+    assert restored.length == 5
 
 
 def test_nothing_wanted_gives_nothing() -> None:
