@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ class LengthPredictor:
             ModelLoadError: it is missing or damaged; the message says how to train one.
         """
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
                 w1, b1, w2, b2 = (stored[name].astype(np.float32) for name in ("w1", "b1", "w2", "b2"))
                 r2 = float(stored["r2"])
         except FileNotFoundError as error:
@@ -52,7 +53,7 @@ class LengthPredictor:
                 f"This pair has no length predictor ({path.name} is not in the drafter's folder); the policy dscale "
                 "needs one: train it with macspec train predictor, or use another policy."
             ) from error
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ModelLoadError(f"The length predictor {path} is damaged ({error}); train it again.") from error
         fits = w1.ndim == 2 and w2.ndim == 2 and b1.shape == w1.shape[:1] == w2.shape[1:] and b2.shape == w2.shape[:1]
         if not fits or not all(np.isfinite(part).all() for part in (w1, b1, w2, b2)):

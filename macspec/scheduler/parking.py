@@ -21,8 +21,6 @@ DISPROVED_BELOW = -0.35
 #: Advantage in tokens per round below which drafting stops, and above which it starts again.
 PARK_BELOW = -0.01
 UNPARK_ABOVE = 0.02
-#: Rounds a probe needs to be convincing.
-PROBE_ROUNDS = 1
 #: Plain rounds before the first look, before a later look while the last one is not long ago, and at most.
 FIRST_GAP = 3
 NEAR_GAP = 12
@@ -56,8 +54,6 @@ class Parking:
         self._gap = FIRST_GAP
         self._waited = 0
         self._failed = 0
-        self._burst_sum = 0.0
-        self._burst = 0
         self._total_ms = 0.0
         self._probe_ms = 0.0
 
@@ -69,11 +65,8 @@ class Parking:
     def next(self, probe_ms: float) -> Mode:
         """What to do now; ``probe_ms`` is the extra time a probe is expected to take."""
         if self.mode is Mode.PARKED and self._waited >= self._gap:
-            affordable = self._probe_ms + probe_ms <= PROBE_BUDGET * (self._total_ms + probe_ms)
-            if affordable:
+            if self._probe_ms + probe_ms <= PROBE_BUDGET * (self._total_ms + probe_ms):
                 self.mode = Mode.PROBE
-                self._burst = 0
-                self._burst_sum = 0.0
         return self.mode
 
     def new_request(self) -> None:
@@ -92,19 +85,10 @@ class Parking:
         advantage = real if self._distrust else real + EXPECTED_WEIGHT * (expected - real)
         if self.mode is Mode.PROBE:
             self._probe_ms += max(0.0, extra_ms)
-            self._burst += 1
-            self._burst_sum += advantage
-            mean = self._burst_sum / self._burst
-            if mean <= 0.0:
+            if advantage > UNPARK_ABOVE:
+                self._unpark()
+            else:
                 self._fail()
-            elif self._burst >= PROBE_ROUNDS and mean > UNPARK_ABOVE:
-                self.mode = Mode.DRAFT
-                self._recent.clear()
-                self._real.clear()
-                self._sum = 0.0
-                self._distrust = False
-                self._failed = 0
-                self._gap = FIRST_GAP
             return
         if len(self._recent) == MEMORY:
             self._sum -= self._recent[0]
@@ -117,6 +101,15 @@ class Parking:
             self.mode = Mode.PARKED
             self._waited = 0
             self._gap = FIRST_GAP
+
+    def _unpark(self) -> None:
+        self.mode = Mode.DRAFT
+        self._recent.clear()
+        self._real.clear()
+        self._sum = 0.0
+        self._distrust = False
+        self._failed = 0
+        self._gap = FIRST_GAP
 
     def _fail(self) -> None:
         self.mode = Mode.PARKED
