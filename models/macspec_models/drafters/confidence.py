@@ -19,10 +19,10 @@ def confidence(scores: mx.array, tokens: mx.array, noise: mx.array | None = None
         noise: what was added to choose them; the gap is then that of the noisy scores, since their order decides.
     """
     peak = mx.max(scores, axis=-1, keepdims=True)
-    weights = mx.exp(scores - peak)
+    weights = _exp(mx.maximum(scores - peak, -80.0))
     total = weights.sum(axis=-1)
-    # sum(w * s) with w = 0 where s = -inf would be NaN.
-    mean = (weights * mx.maximum(scores - peak, -1e30)).sum(axis=-1) / total
+    # The cut-off also keeps 0 * -inf out of the sum; e^-80 counts for nothing.
+    mean = (weights * mx.maximum(scores - peak, -80.0)).sum(axis=-1) / total
     entropy = mx.log(total) - mean
     column = tokens[:, None]
     chosen = mx.take_along_axis(scores, column, axis=-1)
@@ -32,3 +32,18 @@ def confidence(scores: mx.array, tokens: mx.array, noise: mx.array | None = None
     others = mx.where(mx.arange(scores.shape[-1]) == column, -mx.inf, decided)
     gap = best[:, 0] - mx.max(others, axis=-1)
     return mx.stack([probability, gap, entropy], axis=-1)
+
+
+def _exp(x: mx.array) -> mx.array:
+    """``e^x`` for ``-80 <= x <= 0``.
+
+    On a CPU, MLX's exponential goes value by value: 4 ms for 7 rows of 49,152 here, as long as scoring them takes.
+    ``(e^(x / 1024))^1024`` by a cubic and ten squarings is vectorised and takes 1 ms; it is within 1e-4 down to -25 and 4e-4 below.
+    """
+    if mx.default_device() != mx.Device(mx.cpu):
+        return mx.exp(x)
+    y = x * (1 / 1024)
+    power = 1 + y * (1 + y * (0.5 + y * (1 / 6)))
+    for _ in range(10):
+        power = power * power
+    return power
