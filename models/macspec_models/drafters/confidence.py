@@ -38,7 +38,8 @@ def _exp(x: mx.array) -> mx.array:
     """``e^x`` for ``-80 <= x <= 0``.
 
     On a CPU, MLX's exponential goes value by value: 4 ms for 7 rows of 49,152 here, as long as scoring them takes.
-    ``(e^(x / 1024))^1024`` by a cubic and ten squarings is vectorised and takes 1 ms; it is within 1e-4 down to -25 and 4e-4 below.
+    ``(e^(x / 1024))^1024`` by a cubic and ten squarings is vectorised and takes 1 ms. Its relative error is below 1e-4
+    down to -25 and 4e-4 at -80.
     """
     if mx.default_device() != mx.Device(mx.cpu):
         return mx.exp(x)
