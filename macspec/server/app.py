@@ -18,6 +18,7 @@ from macspec.server.answers import Service, new_id
 from macspec.server.body import ClientGone, check_headers, read_json
 from macspec.server.config import ServerConfig
 from macspec.server.errors import (
+    HeaderTooLargeError,
     anthropic_error,
     as_macspec_error,
     error_response,
@@ -108,17 +109,20 @@ class Application:
         headers = _headers(scope)
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "headers": headers}
         status: int | None = None
+        permitted: str | None = None
 
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *self._extra(headers, request_id)]}
+                message = {**message, "headers": [*message.get("headers", ()), *_extra(permitted, request_id)]}
             await send(message)
 
         try:
+            self._check_size(scope)
             self.guard.check_host(headers.get("host"))
             self.guard.check_origin(headers.get("origin"))
+            permitted = headers.get("origin")
             if scope["method"] == "OPTIONS" and "origin" in headers:
                 await _preflight(headers)(scope, receive, send_marked)
             else:
@@ -134,13 +138,10 @@ class Application:
         finally:
             self._note(scope, status, request_id, time.monotonic() - began)
 
-    def _extra(self, headers: dict[str, str], request_id: str) -> list[tuple[bytes, bytes]]:
-        extra = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
-        if "origin" in headers:
-            # It passed the check above.
-            origin = headers["origin"].encode("latin-1", "replace")
-            extra += [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-        return extra
+    def _check_size(self, scope: Scope) -> None:
+        limit = self.service.config.max_header
+        if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > limit:
+            raise HeaderTooLargeError(f"The header is longer than {limit >> 10} KiB.")
 
     def _note(self, scope: Scope, status: int | None, request_id: str, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
@@ -223,6 +224,14 @@ def _headers(scope: Scope) -> dict[str, str]:
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
     return headers
+
+
+def _extra(origin: str | None, request_id: str) -> list[tuple[bytes, bytes]]:
+    """Headers of every answer; ``origin`` is the web page that may read it, if one asked."""
+    extra = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+    if origin is not None:
+        extra += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+    return extra
 
 
 def _who(scope: Scope) -> str:

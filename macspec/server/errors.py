@@ -82,6 +82,13 @@ class MediaTypeError(HttpError):
     code = "unsupported_media_type"
 
 
+class HeaderTooLargeError(HttpError):
+    """The header is longer than allowed."""
+
+    http_status = 431
+    code = "header_too_large"
+
+
 class QueueFullError(HttpError):
     """Too many requests are waiting."""
 

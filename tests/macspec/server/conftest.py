@@ -56,7 +56,8 @@ class Running:
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
             if half_close:
-                writer.write_eof()
+                with contextlib.suppress(OSError):
+                    writer.write_eof()
             async with asyncio.timeout(20):
                 return await reader.read()
         except ConnectionError:
