@@ -107,13 +107,13 @@ def _numbers(stored: Any, cache: Any) -> mx.array:
 
 
 def _recurrent(tokens: mx.array, cache: Any) -> mx.array:
-    state = mx.array([7]) if cache[0] is None else cache[0]
-    recent = mx.zeros((1, 2), dtype=mx.int32) if cache[1] is None else cache[1]
+    # Plain integers: an unrolled graph of one node per token and operation would take most of the tests' time.
+    state = 7 if cache[0] is None else cache[0].item()
+    older, newer = (0, 0) if cache[1] is None else cache[1][0].tolist()
     found = []
-    for column in range(tokens.shape[1]):
-        token = tokens[:, column]
-        state = (state * 31 + token * (1 + recent[:, 0]) + recent[:, 1]) % 1021
-        recent = mx.concatenate([recent[:, 1:], token[:, None].astype(mx.int32)], axis=1)
+    for token in tokens[0].tolist():
+        state = (state * 31 + token * (1 + older) + newer) % 1021
+        older, newer = newer, token
         found.append(state)
-    cache[0], cache[1] = state, recent
-    return mx.concatenate(found).astype(mx.float32)
+    cache[0], cache[1] = mx.array([state]), mx.array([[older, newer]])
+    return mx.array(found, dtype=mx.float32)

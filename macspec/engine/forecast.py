@@ -56,8 +56,8 @@ class CacheCost:
         return cls((layers - sliding) * row, ((row, int(window)),) * sliding if window else ())
 
     def nbytes(self, context: int) -> int:
-        """Bytes at ``context`` positions, preallocated rows included."""
-        rows = -(-context // STEP) * STEP
+        """Bytes at ``context`` positions; a buffer that grew in the middle of a step has up to a step of spare rows."""
+        rows = context + STEP if context else 0
         return self.per_position * rows + sum(row * min(rows, most) for row, most in self.windows) + self.fixed
 
 

@@ -25,6 +25,9 @@ from mlx_lm.models.cache import (
 from macspec.engine.caches.window import WindowCache
 from macspec.errors import UnsupportedError
 
+#: Rows a bounded buffer may hold beyond its window: those of a prefill pass, or the spare ones.
+PASS_ROWS = 512
+
 
 class CacheStateError(RuntimeError):
     """A cache does not hold what it should: a defect, or a device failure in the middle of a pass."""
@@ -196,7 +199,7 @@ class WindowLeaf(Leaf):
 
     def row_cost(self) -> tuple[int, int | None, int]:
         rows, _, nbytes = super().row_cost()
-        return rows, self.cache.max_size + self.cache.step, nbytes
+        return rows, self.cache.max_size + PASS_ROWS, nbytes
 
     def problem(self, length: int) -> str | None:
         cache = self.cache
@@ -229,7 +232,7 @@ class ChunkedLeaf(KeyValueLeaf):
 
     def row_cost(self) -> tuple[int, int | None, int]:
         rows, _, nbytes = super().row_cost()
-        return rows, self.cache.chunk_size + self.cache.step, nbytes
+        return rows, self.cache.chunk_size + PASS_ROWS, nbytes
 
     def snapshot(self) -> Any:
         cache = self.cache

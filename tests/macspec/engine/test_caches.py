@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache, RotatingKVCache
+
 from toy_model import KINDS, InjectedError, ToyModel
 
 # isort: split
@@ -182,7 +183,7 @@ class PositionalTransactions(Transactions):
 
 
 _fast = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=20, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 TestTransactions = Transactions.TestCase
 TestTransactions.settings = _fast
