@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-from macspec_models.drafters.interface import DraftContext, Drafter
-from macspec_models.target import Target
 
 from macspec.engine.caches import CacheStateError, TargetCache
+from macspec_models.drafters.interface import DraftContext, Drafter
+from macspec_models.target import Target
 
 #: Rows of the real prefill that longer caches repeat.
 SEED_ROWS = 32

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-from macspec_models.drafters.interface import DraftContext, Drafter
-from macspec_models.target import Target
 
 from macspec.engine.caches import TargetCache
 from macspec.errors import ModelLoadError
 from macspec.profiling.contexts import filled, filled_context
 from macspec.scheduler.ladder import Ladder
+from macspec_models.drafters.interface import DraftContext, Drafter
+from macspec_models.target import Target
 
 #: Context lengths of interest; those a model cannot hold are left out or shortened.
 CONTEXTS = (128, 1024, 4096)
@@ -142,10 +142,11 @@ class Meter:
         context = bed.context
         assert context is not None
         length = context.length
+        new = None if bed.features is None else bed.features[:2]
+        history = [self._anchor] * (length + 1 + (0 if new is None else new.shape[0]))
         begin = self._clock()
-        if bed.features is not None:
-            self.drafter.extend(context, bed.features[:2])
-        history = [self._anchor] * (length + 1)
+        if new is not None:
+            self.drafter.extend(context, new)
         block = self.drafter.draft(context, self._anchor, history)
         both = np.array(mx.concatenate([block.tokens.astype(mx.float32)[:, None], block.confidence], axis=1))
         elapsed = 1000.0 * (self._clock() - begin)

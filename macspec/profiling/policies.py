@@ -22,8 +22,22 @@ Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 
 
+def attach(engine: Any, **options: Any) -> PolicyMaker:
+    """Let an engine's depth rules use this machine's measured ladder and what was learned before.
+
+    Args:
+        options: of `PolicyMaker`.
+
+    Returns:
+        The maker; call its `save` when the engine closes, `prepare` to measure before the first request.
+    """
+    maker = PolicyMaker(engine, **options)
+    engine.make_policy = maker
+    return maker
+
+
 class PolicyMaker:
-    """Makes depth rules by name; pass it to the engine as its ``policy_factory``.
+    """Makes depth rules by name; see `attach`.
 
     Nothing is measured until a rule that weighs costs is asked for, or `prepare` is called.
 
