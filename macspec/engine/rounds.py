@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -80,7 +81,7 @@ class Rounds:
         # Verify.
         mark = time.perf_counter()
         logits = session.forward(mx.array([[session.anchor, *draft]]))
-        choices: list[int] = self.chooser.choose(logits, len(session.tokens), draft).tolist()
+        choices = cast(list[int], self.chooser.choose(logits, len(session.tokens), draft).tolist())
         verify_seconds = time.perf_counter() - mark
 
         # Accept.
@@ -117,7 +118,7 @@ class Rounds:
             self._start_draft(self._state())
 
     def _state(self) -> RoundState:
-        """What is known before a draft. The last token of the budget needs no draft: it is the bonus of a plain step."""
+        """What is known before a draft. The budget's last token needs none: it is the bonus of a plain step."""
         session = self.session
         room = session.target.max_context - len(session.tokens) - 1
         depth = 0 if session.drafter is None else min(session.drafter.max_depth, self.budget - 1, max(0, room))
@@ -139,7 +140,7 @@ class Rounds:
             limit=state.max_depth,
             noise=None if self.noise_seed is None else self._noise,
         )
-        mx.async_eval(self._block.tokens, self._block.confidence)
+        mx.async_eval(self._block.tokens, self._block.confidence)  # type: ignore[no-untyped-call]  # MLX is untyped
         self._draft_seconds += time.perf_counter() - mark
 
     def _noise(self, position: int, rows: int) -> mx.array:
@@ -154,7 +155,7 @@ class Rounds:
             return [], ()
         mark = time.perf_counter()
         if not self.policy.needs_confidence:
-            tokens: list[int] = block.tokens.tolist()
+            tokens = cast(list[int], block.tokens.tolist())
             self._draft_seconds += time.perf_counter() - mark
             return tokens, ()
         # One small array carries both: token ids are exact in float32 up to 2^24.

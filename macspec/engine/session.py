@@ -70,7 +70,8 @@ class Session:
         self.tokens.extend(tokens)
         if sum(part.shape[0] for part in self.pending) > PENDING_LIMIT:
             self.flush()
-            mx.async_eval(self.context.arrays() if self.context else [])
+            # MLX's own annotations leave this function out.
+            mx.async_eval(self.context.arrays() if self.context else [])  # type: ignore[no-untyped-call]
 
     def flush(self) -> None:
         """Hand waiting features to the drafter's context."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -78,7 +78,7 @@ class Target:
 
     def forward(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Run ``tokens [1, n]`` after what the caches hold; lazy logits ``[1, n, vocab]``."""
-        return self.model(tokens, cache=cache)
+        return cast(mx.array, self.model(tokens, cache=cache))
 
     def features(self) -> mx.array | None:
         """Taps of the last forward pass ``[n, taps * width]``, or None when nothing is tapped."""
@@ -86,14 +86,14 @@ class Target:
 
     def embed(self, tokens: mx.array) -> mx.array:
         """The target's own embedding of token ids, before any scaling the model applies."""
-        return self._inner.embed_tokens(tokens)
+        return cast(mx.array, self._inner.embed_tokens(tokens))
 
     def head(self, hidden: mx.array) -> mx.array:
         """Logits of final hidden states ``[..., width]``, by the target's own output layer."""
         for owner in (self.model, getattr(self.model, "language_model", None)):
             if owner is not None and "lm_head" in owner:
-                return owner.lm_head(hidden)
-        return self._inner.embed_tokens.as_linear(hidden)
+                return cast(mx.array, owner.lm_head(hidden))
+        return cast(mx.array, self._inner.embed_tokens.as_linear(hidden))
 
 
 def _inner(model: Any) -> Any:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import platformdirs
 
@@ -147,7 +147,9 @@ def _convert(source: Path, folder: Path, quantized: bool, report: Progress) -> N
     import mlx.core as mx
 
     report("unpacking the embedded model", 0, 1)
-    tensors, metadata = mx.load(str(source), return_metadata=True)
+    tensors, metadata = cast(
+        tuple[dict[str, mx.array], dict[str, Any]], mx.load(str(source), return_metadata=True)
+    )
     config = _config(metadata, tied="output.weight" not in tensors)
     weights = {_tensor_name(name): value for name, value in tensors.items()}
     bits = {}

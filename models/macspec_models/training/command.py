@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     return _train(options, target, work)
 
 
-def _train(options: argparse.Namespace, target, work: Path) -> int:
+def _train(options: argparse.Namespace, target: Any, work: Path) -> int:
     import dataclasses
 
     from macspec_models.training.drafter import Recipe, Trainer, drafter_config

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -48,8 +49,10 @@ class Recipe:
 SMOLLM2_MASK = 17
 
 
-def drafter_config(target, *, layers: int = 3, block_size: int = 8, taps: int = 5, mask: int = SMOLLM2_MASK) -> DFlashConfig:
-    """A drafter shaped like its target's own layers, tapping evenly from the second to the third-last (DFlash section 5).
+def drafter_config(
+    target: Any, *, layers: int = 3, block_size: int = 8, taps: int = 5, mask: int = SMOLLM2_MASK
+) -> DFlashConfig:
+    """A drafter shaped like its target's layers, tapping evenly from the second to the third-last (DFlash section 5).
 
     The last tap is the third-last layer's output; the first the second layer's.
     """
@@ -74,7 +77,7 @@ def drafter_config(target, *, layers: int = 3, block_size: int = 8, taps: int = 
     )
 
 
-def warm_start(network: DFlashNetwork, target) -> None:
+def warm_start(network: DFlashNetwork, target: Any) -> None:
     """Initialise the drafter's layers from the target's last ones: it then learns in minutes instead of hours.
 
     Targets with interleaved rotary pairs are re-ordered to the drafter's half-split layout. The query and key norms have
@@ -112,7 +115,7 @@ class Batches:
         config: DFlashConfig,
         examples: Sequence[Example],
         store: FeatureStore,
-        target,
+        target: Any,
         seed: int,
     ) -> None:
         self.recipe, self.config, self.examples, self.store = recipe, config, examples, store
@@ -125,7 +128,7 @@ class Batches:
         self.frequent, self.rare = np.sort(order[: recipe.frequent_tokens]), order[recipe.frequent_tokens :]
 
     def draw(self, pool: np.ndarray) -> tuple[mx.array, ...]:
-        """One batch: features, embedded blocks, anchors, context masks, labels, label weights, head rows, corrections."""
+        """One batch: features, embedded blocks, anchors, context masks, labels, weights, head rows, corrections."""
         recipe, size, rng = self.recipe, self.config.block_size, self.random
         chosen = self._choose(pool)
         features = np.zeros((recipe.sequences, recipe.window, self.store.width), np.float32)
@@ -162,7 +165,7 @@ class Batches:
         )
 
     def _choose(self, pool: np.ndarray) -> np.ndarray:
-        """Sequences of a batch: now and then one whose features are still to be computed, the others from those at hand.
+        """Sequences of a batch: now and then one whose features are missing, the others from those at hand.
 
         A new sequence costs as much as a training step, so the first epoch is spread over many steps.
         """
@@ -227,7 +230,7 @@ def denoise(
         values = mx.concatenate([values, block_values], axis=2)
         x = x + layer.self_attn.attend(queries, keys, values, mask).reshape(-1, size, width)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
-    return network.norm(x)
+    return cast(mx.array, network.norm(x))
 
 
 def block_loss(
@@ -251,7 +254,7 @@ def block_loss(
 class Trainer:
     """Owns the network, the optimiser and their checkpoints."""
 
-    def __init__(self, recipe: Recipe, config: DFlashConfig, target, examples: Sequence[Example], work: Path) -> None:
+    def __init__(self, recipe: Recipe, config: DFlashConfig, target: Any, examples: Sequence[Example], work: Path) -> None:
         self.recipe, self.config, self.work = recipe, config, work
         self.network = DFlashNetwork(config)
         warm_start(self.network, target.model)
@@ -269,7 +272,7 @@ class Trainer:
         gradient = nn.value_and_grad(self.network, block_loss)
 
         @partial(mx.compile, inputs=state, outputs=state)
-        def update(*batch):
+        def update(*batch: mx.array) -> tuple[mx.array, mx.array]:
             (loss, right), grads = gradient(self.network, *batch)
             grads, _ = optim.clip_grad_norm(grads, recipe.clip)
             self.optimizer.update(self.network, grads)
@@ -282,7 +285,7 @@ class Trainer:
         steps: int,
         *,
         decay_steps: int = 0,
-        report: Callable[[dict], None],
+        report: Callable[[dict[str, Any]], None],
         report_every: float = 60.0,
         save_every: float = 120.0,
     ) -> None:
@@ -300,7 +303,7 @@ class Trainer:
             loss, right = self._update(*batch)
             mx.eval(self._state, loss, right)
             self.step, seen = self.step + 1, seen + 1
-            loss_mean += float(loss.item())
+            loss_mean += cast(float, loss.item())
             valid = np.array(batch[5]) > 0
             right_mean += (np.array(right) * valid).sum(0) / np.maximum(valid.sum(0), 1)
             now = time.monotonic()
@@ -322,13 +325,12 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
 
-    def held_out(self, batches: int) -> dict:
+    def held_out(self, batches: int) -> dict[str, Any]:
         """Per-slot accuracy and expected acceptance length on answers that are never trained on."""
         right, valid = [], []
         for _ in range(batches):
             batch = self.held_out_batches.draw(self.held_out_pool)
-            _, hits = block_loss(self.network, *batch)
-            right.append(np.array(hits))
+            right.append(np.array(block_loss(self.network, *batch)[1]))
             valid.append(np.array(batch[5]) > 0)
         hits, real = np.concatenate(right), np.concatenate(valid)
         whole = real.all(axis=1)
@@ -354,7 +356,7 @@ class Trainer:
         if not (folder / "counters.json").exists():
             return False
         self.network.load_weights(str(folder / "network.safetensors"))
-        self.optimizer.state = tree_unflatten(list(mx.load(str(folder / "optimizer.safetensors")).items()))
+        self.optimizer.state = tree_unflatten(list(cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors"))).items()))
         self._state[1] = self.optimizer.state
         counters = json.loads((folder / "counters.json").read_text())
         self.step, self.seconds = counters["step"], counters["seconds"]

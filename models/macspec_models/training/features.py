@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +19,7 @@ class FeatureStore:
     is written after its rows, so an interrupted run recomputes at most what was in flight.
     """
 
-    def __init__(self, folder: Path, examples: Sequence[Example], model, taps: Sequence[int]) -> None:
+    def __init__(self, folder: Path, examples: Sequence[Example], model: Any, taps: Sequence[int]) -> None:
         self.model, self.taps, self.examples = model, sorted(taps), examples
         self.width = len(taps) * model.args.hidden_size
         lengths = np.array([len(example.tokens) for example in examples])
@@ -29,7 +30,7 @@ class FeatureStore:
         self.ready = self._open(folder / "ready.u1", np.uint8, (len(examples),))
 
     @staticmethod
-    def _open(path: Path, dtype, shape: tuple[int, ...]) -> np.memmap:
+    def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         fresh = not path.exists() or path.stat().st_size != size
         return np.memmap(path, dtype, mode="w+" if fresh else "r+", shape=shape)

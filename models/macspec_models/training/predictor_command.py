@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         write_trace(
             options.trace,
             rounds,
-            {"target": target.name, "drafter": str(folder), "every_position": options.stride == 1},
+            {"target": target.name, "drafter": Path(folder).name, "every_position": options.stride == 1},
         )
     predictor, report = fit(rounds, drafter.max_depth)
     np_report = {"held_out_r2": round(report.r2, 4), **report.__dict__}

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -86,7 +86,7 @@ def _answer_batch(
     for _ in range(longest):
         logits = model(current, cache=cache)[:, -1]
         noise = TEMPERATURE * mx.random.gumbel(logits.shape) * mx.array(hot[live])[:, None]
-        chosen = mx.argmax(logits + noise, axis=-1).tolist()
+        chosen = cast(list[int], mx.argmax(logits + noise, axis=-1).tolist())
         keep = []
         for place, (number, token) in enumerate(zip(live, chosen, strict=True)):
             answers[number].append(token)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def load_prompts(path: Path = DATA / "prompts.jsonl") -> list[Prompt]:
         return [Prompt(row["category"], row["prompt"]) for row in rows]
 
 
-def load_examples(tokenizer, path: Path = DATA / "responses.npz", shortest: int = 12) -> Iterator[Example]:
+def load_examples(tokenizer: Any, path: Path = DATA / "responses.npz", shortest: int = 12) -> Iterator[Example]:
     """Yield prompt + answer for every stored answer of at least ``shortest`` tokens.
 
     Args:
