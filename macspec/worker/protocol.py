@@ -187,6 +187,8 @@ def error_to_wire(error: BaseException) -> dict[str, Any]:
     # Exceptions of macspec_models have the same form but another base.
     message = str(getattr(error, "message", "") or error)
     kind = "ModelLoadError" if hasattr(error, "message") else "MacspecError"
+    if getattr(error, "code", "") == errors.ModelNotFoundError.code:
+        kind = "ModelNotFoundError"
     text = message if hasattr(error, "message") else f"The engine failed: {type(error).__name__}: {message}"
     return {"kind": kind, "message": text, "param": getattr(error, "param", None)}
 

@@ -7,9 +7,9 @@ import io
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from macspec_models.errors import ModelError
+from macspec_models.errors import ModelError, ModelMissingError
 
-from macspec.errors import ContextLengthError, MacspecError, ModelLoadError
+from macspec.errors import ContextLengthError, MacspecError, ModelLoadError, ModelNotFoundError
 from macspec.worker.protocol import (
     MAX_FRAME,
     EngineInfo,
@@ -91,4 +91,5 @@ def test_errors_survive() -> None:
     assert type(foreign) is MacspecError and "ZeroDivisionError: division by zero" in foreign.message
     model = error_from_wire(error_to_wire(ModelError("The file is cut.")))
     assert isinstance(model, ModelLoadError) and model.message == "The file is cut."
+    assert isinstance(error_from_wire(error_to_wire(ModelMissingError("No."))), ModelNotFoundError)
     assert type(error_from_wire({"kind": "os", "message": "x"})) is MacspecError
