@@ -16,7 +16,7 @@ from macspec.engine.constraints import Constraints
 from macspec.engine.grammar import GrammarState, Mask
 from macspec.engine.noise import derived_seed, gumbel_at, keyed_gumbel
 from macspec.engine.penalties import Penalties
-from macspec.engine.processors import keep_min_p, keep_top_p, top_k_candidates
+from macspec.engine.processors import best_tokens, truncated
 from macspec.engine.thinking import ThinkingTracker
 from macspec.errors import RequestError
 from macspec.request import SamplingParams
@@ -118,7 +118,7 @@ class Chooser:
         chosen = mx.take_along_axis(scores, mx.array(list(tokens), dtype=mx.uint32)[:, None], axis=-1)[:, 0]
         if top == 0:
             return [(own, []) for own in np.array(chosen).tolist()]
-        best = top_k_candidates(scores, min(top, self.vocab))
+        best = best_tokens(scores, min(top, self.vocab))
         values = mx.take_along_axis(scores, best, axis=-1)
         mx.eval(chosen, best, values)
         rows = zip(np.array(chosen).tolist(), np.array(best).tolist(), np.array(values).tolist(), strict=True)
@@ -148,20 +148,13 @@ class Chooser:
         return scores
 
     def _draw(self, scores: mx.array, position: int) -> mx.array:
-        """Gumbel-max over what the truncations leave; only the candidates get noise when ``top_k`` makes them few."""
+        """Gumbel-max over what the truncations leave; only the candidates get noise where they are few."""
         params, rows = self.params, scores.shape[0]
-        candidates = None
-        if 0 < params.top_k < self.vocab:
-            candidates = top_k_candidates(scores, params.top_k)
-            scores = mx.take_along_axis(scores, candidates, axis=-1)
-        if params.top_p < 1.0:
-            scores = keep_top_p(scores, params.top_p)
-        if params.min_p > 0.0:
-            scores = keep_min_p(scores, params.min_p)
-        if candidates is None:
+        scores, tokens = truncated(scores, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+        if tokens is None:
             return mx.argmax(scores + keyed_gumbel(self.seed, position, rows, self.vocab), axis=-1).astype(mx.int32)
-        best = mx.argmax(scores + gumbel_at(self.seed, position, rows, candidates), axis=-1, keepdims=True)
-        return mx.take_along_axis(candidates, best, axis=-1)[:, 0].astype(mx.int32)
+        best = mx.argmax(scores + gumbel_at(self.seed, position, rows, tokens), axis=-1, keepdims=True)
+        return mx.take_along_axis(tokens, best, axis=-1)[:, 0].astype(mx.int32)
 
     def _allowed(self, params: SamplingParams, vocab: int) -> Mask | None:
         """Tokens that may be chosen at all, None for all of them."""

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from macspec.engine import processors
 from macspec.engine.noise import keyed_gumbel
-from macspec.engine.processors import keep_min_p, keep_top_p
+from macspec.engine.processors import truncated
 from macspec.engine.sampling import Chooser
 from macspec.errors import RequestError
 from macspec.request import SamplingParams
@@ -162,26 +163,46 @@ def test_fast_says_whether_draft_tokens_are_needed():
     assert not chooser(presence_penalty=0.1).fast
 
 
+def kept_ids(rows: mx.array, **options: Any) -> list[set[int]]:
+    left, tokens = truncated(rows, **options)
+    finite = np.isfinite(np.array(left))
+    ids = np.arange(rows.shape[1])[None].repeat(rows.shape[0], 0) if tokens is None else np.array(tokens)
+    return [set(own[keep].tolist()) for own, keep in zip(ids, finite, strict=True)]
+
+
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.95, 0.999])
-def test_the_nucleus_of_a_large_vocabulary(spread, top_p):
-    """Flat and peaked rows, so that the short way over the best tokens and the full sort are both taken."""
-    rows = np.random.default_rng(1).normal(size=(2, 9000)).astype(np.float32) * spread
-    kept = np.isfinite(np.array(keep_top_p(mx.array(rows), top_p)))
-    for row, own in zip(rows.astype(np.float64), kept, strict=True):
+@pytest.mark.parametrize("options", [{"top_p": 0.1}, {"top_p": 0.95}, {"min_p": 0.02}, {"top_p": 0.9, "min_p": 0.01}])
+def test_a_large_vocabulary(spread, options, monkeypatch):
+    """Flat and peaked rows, so that the short way over the best tokens and the full sort are both taken, and agree."""
+    rows = mx.array(np.random.default_rng(1).normal(size=(2, 9000)).astype(np.float32) * spread)
+    short = kept_ids(rows, **options)
+    monkeypatch.setattr(processors, "HEAD", 10_000)
+    assert short == kept_ids(rows, **options)
+    for row, own in zip(np.array(rows, dtype=np.float64), short, strict=True):
         p = np.exp(row - row.max())
         p /= p.sum()
         order = np.argsort(-p)
-        before = np.cumsum(p[order]) - p[order]
-        size = int((before < top_p).sum())
-        assert abs(int(own.sum()) - size) <= max(2, size // 500)
-        assert own[order[: int(own.sum())]].all()
+        keep = (np.cumsum(p[order]) - p[order] < options.get("top_p", 1.0)) & (
+            p[order] >= options.get("min_p", 0.0) * p.max()
+        )
+        assert abs(len(own) - int(keep.sum())) <= max(2, len(own) // 500)
+        assert own == set(order[: len(own)].tolist())
+
+
+def test_ties_with_the_last_token_kept_are_kept():
+    rows = np.full((1, 9000), -30.0, dtype=np.float32)
+    rows[0, :3], rows[0, 3:5000] = 8.0, 0.0
+    assert kept_ids(mx.array(rows), top_p=0.5) == [{0, 1, 2}]
+    assert kept_ids(mx.array(rows), top_p=0.7) == [set(range(5000))]
 
 
 def test_min_p_is_relative_to_the_likeliest():
     row = mx.array(np.log(np.array([[0.5, 0.3, 0.1499, 0.0501]], dtype=np.float32)))
-    assert np.isfinite(np.array(keep_min_p(row, 0.5))).tolist() == [[True, True, False, False]]
-    assert np.isfinite(np.array(keep_min_p(row, 1.0))).tolist() == [[True, False, False, False]]
+    assert kept_ids(row, min_p=0.5) == [{0, 1}]
+    assert kept_ids(row, min_p=1.0) == [{0}]
+    assert kept_ids(row, top_k=3, top_p=0.85) == [{0, 1, 2}]
+    assert kept_ids(row, top_k=3, top_p=0.8) == [{0, 1}]
+    assert kept_ids(row, top_k=3, min_p=0.5) == [{0, 1}]
 
 
 def test_logprobs_are_the_models_own():
