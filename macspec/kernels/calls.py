@@ -147,8 +147,13 @@ class Kernels:
         group_size: int,
         bits: int,
         rows: int | mx.array | None = None,
+        sharers: int | None = None,
     ) -> mx.array:
-        """Routed experts: ``ids uint32 [R, k]``; x ``[R, K]`` shared by the slots, or ``[R, k, K]``: ``[R, k, N]``."""
+        """Routed experts: ``ids uint32 [R, k]``; x ``[R, K]`` shared by the slots, or ``[R, k, K]``: ``[R, k, N]``.
+
+        Args:
+            sharers: how many assignments can share an expert, at most `MAX_ROWS`; None: the number of rows R.
+        """
         _check_affine(w, scales, group_size, bits, x.shape[-1])
         (count, slots), columns, per_slot = ids.shape, w.shape[1], x.ndim == 3
         y: mx.array
@@ -165,7 +170,7 @@ class Kernels:
                 ("T", x.dtype),
                 ("BITS", bits),
                 ("GROUP", group_size),
-                ("ROWS", row_tile(count)),
+                ("ROWS", row_tile(count if sharers is None else sharers)),
                 ("TOPK", slots),
                 ("PER_SLOT", per_slot),
             ],

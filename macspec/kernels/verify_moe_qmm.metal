@@ -7,7 +7,7 @@
 //
 //   x [R, K], or [R * TOPK, K] with PER_SLOT (the down projection), float32, float16 or bfloat16   ids uint32 [R * TOPK]
 //   w uint32 [E, N, K * BITS / 32]   scales, biases [E, N, K / GROUP]   rows int32 [1]   y T [R * TOPK, N]
-//   R <= ROWS <= 16; the experts of one row are distinct; affine 2, 3, 4, 5, 6, 8 bits, groups 32, 64, 128
+//   ROWS <= 16 bounds how many assignments share an expert: R rows whose experts are distinct need ROWS >= R; affine 2, 3, 4, 5, 6, 8 bits, groups 32, 64, 128
 //   launch: 64 threads per 8 columns and assignment: grid (ceil(N / 8) * 64, R * TOPK, 1). The first assignment of an expert
 //   computes all of them; the threadgroups of the others end at once.
 //@ inputs x ids w scales biases rows

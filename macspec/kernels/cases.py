@@ -1,0 +1,225 @@
+"""The cases a model's shapes give rise to: names for selection, inputs and references for probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from macspec.kernels import reference
+from macspec.kernels.calls import Kernels
+from macspec.kernels.probe import Arrays, Case
+from macspec.kernels.source import load
+
+#: Row counts that are probed; others use the verdict of the next larger one.
+PROBED_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+#: Context lengths attention is probed at; others use the next larger, beyond the last the last.
+PROBED_CONTEXTS = (1024, 4096, 16384)
+#: Allowed error relative to the largest output: a few units in the last place of the output type.
+TOLERANCE = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
+
+
+def rows_bucket(rows: int) -> int:
+    """The probed row count whose verdict ``rows`` rows use."""
+    return next(r for r in PROBED_ROWS if rows <= r)
+
+
+def context_bucket(length: int) -> int:
+    """The probed context length whose verdict a context of ``length`` keys uses."""
+    return next((c for c in PROBED_CONTEXTS if length <= c), PROBED_CONTEXTS[-1])
+
+
+def qmm_shape(columns: int, width: int, bits: int, group: int) -> str:
+    """Shape part of a `verify_qmm` case name."""
+    return f"{columns}x{width} {bits}-bit g{group}"
+
+
+def moe_shape(experts: int, top_k: int, columns: int, width: int, bits: int, group: int, per_slot: bool) -> str:
+    """Shape part of a `verify_moe_qmm` case name."""
+    return f"{experts}e{top_k}{'s' if per_slot else ''} {qmm_shape(columns, width, bits, group)}"
+
+
+def attention_shape(heads: int, kv_heads: int, dim: int, context: int) -> str:
+    """Shape part of a `verify_attention` case name."""
+    return f"{heads}/{kv_heads}h d{dim} ctx{context_bucket(context)}"
+
+
+def case_name(kernel: str, shape: str, dtype: mx.Dtype, rows: int) -> str:
+    """`Case.name` of the bucket that ``rows`` fall into."""
+    return f"{kernel} {shape} {_plain(dtype)} rows {rows_bucket(rows)}"
+
+
+def qmm_cases(kernels: Kernels, columns: int, width: int, bits: int, group: int, dtype: mx.Dtype) -> list[Case]:
+    """All row counts of one quantised matrix."""
+    options: dict[str, Any] = {"group_size": group, "bits": bits}
+
+    def inputs(rows: int) -> Callable[[int], Arrays]:
+        def make(variant: int) -> Arrays:
+            keys = mx.random.split(mx.random.key(variant), 2)
+            packed = mx.quantize(mx.random.normal((columns, width), key=keys[0]).astype(dtype), **options)
+            return [_adversarial(mx.random.normal((rows, width), key=keys[1]), variant).astype(dtype), *packed]
+
+        return make
+
+    return [
+        Case(
+            "verify_qmm",
+            qmm_shape(columns, width, bits, group),
+            _plain(dtype),
+            rows,
+            load("verify_qmm").digest,
+            inputs(rows),
+            lambda *a: kernels.verify_qmm(*a, **options),
+            lambda *a: reference.verify_qmm(*a, **options),
+            _on_cpu(lambda *a: reference.verify_qmm(*a, **options)),
+            TOLERANCE[dtype],
+            lambda x, *packed: kernels.verify_qmm(x[:1], *packed, **options),
+        )
+        for rows in PROBED_ROWS
+    ]
+
+
+def moe_cases(
+    kernels: Kernels,
+    experts: int,
+    top_k: int,
+    columns: int,
+    width: int,
+    bits: int,
+    group: int,
+    dtype: mx.Dtype,
+    per_slot: bool,
+) -> list[Case]:
+    """All row counts of one routed expert matrix."""
+    options: dict[str, Any] = {"group_size": group, "bits": bits}
+
+    def inputs(rows: int) -> Callable[[int], Arrays]:
+        def make(variant: int) -> Arrays:
+            keys = mx.random.split(mx.random.key(variant), 3)
+            weights = mx.random.normal((experts, columns, width), key=keys[0]).astype(dtype)
+            shape = (rows, top_k, width) if per_slot else (rows, width)
+            x = _adversarial(mx.random.normal(shape, key=keys[1]), variant).astype(dtype)
+            ids = mx.argsort(mx.random.uniform(shape=(rows, experts), key=keys[2]), axis=-1)[:, :top_k]
+            return [x, ids, *mx.quantize(weights, **options)]
+
+        return make
+
+    return [
+        Case(
+            "verify_moe_qmm",
+            moe_shape(experts, top_k, columns, width, bits, group, per_slot),
+            _plain(dtype),
+            rows,
+            load("verify_moe_qmm").digest,
+            inputs(rows),
+            lambda *a: kernels.verify_moe_qmm(*a, **options),
+            lambda *a: reference.verify_moe_qmm(*a, **options),
+            _on_cpu(lambda *a: reference.verify_moe_qmm(*a, **options)),
+            TOLERANCE[dtype],
+            lambda x, ids, *packed: kernels.verify_moe_qmm(x[:1], ids[:1], *packed, **options),
+        )
+        for rows in PROBED_ROWS
+    ]
+
+
+def attention_cases(
+    kernels: Kernels, heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, contexts: Sequence[int] = PROBED_CONTEXTS
+) -> list[Case]:
+    """All row counts and context lengths of one attention shape."""
+    scale = dim**-0.5
+
+    def inputs(rows: int, context: int) -> Callable[[int], Arrays]:
+        def make(variant: int) -> Arrays:
+            keys = mx.random.split(mx.random.key(variant), 3)
+            q = _adversarial(mx.random.normal((1, heads, rows, dim), key=keys[0]), variant)
+            k, v = (mx.random.normal((1, kv_heads, context, dim), key=n) for n in keys[1:])
+            return [a.astype(dtype) for a in (q, k, v)]
+
+        return make
+
+    def first_row(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+        seen = k.shape[2] - q.shape[2] + 1
+        return kernels.verify_attention(q[:, :, :1], k[:, :, :seen], v[:, :, :seen], scale=scale)
+
+    return [
+        Case(
+            "verify_attention",
+            attention_shape(heads, kv_heads, dim, context),
+            _plain(dtype),
+            rows,
+            load("verify_attention").digest,
+            inputs(rows, context),
+            lambda *a: kernels.verify_attention(*a, scale=scale),
+            lambda *a: reference.verify_attention(*a, scale=scale),
+            _on_cpu(lambda *a: reference.verify_attention(*a, scale=scale)),
+            TOLERANCE[dtype],
+            first_row,
+        )
+        for context in contexts
+        for rows in PROBED_ROWS
+    ]
+
+
+def token_cases(kernels: Kernels, vocab: int, dtype: mx.Dtype) -> list[Case]:
+    """`draft_confidence` and `keyed_choice` (warm and greedy) over a vocabulary, all row counts."""
+
+    def inputs(rows: int) -> Callable[[int], Arrays]:
+        return lambda variant: [(mx.random.normal((rows, vocab), key=mx.random.key(variant)) * 4).astype(dtype)]
+
+    def choose(temperature: float) -> dict[str, Callable[..., mx.array]]:
+        key: dict[str, Any] = {"temperature": temperature, "seed": 0x9E3779B97F4A7C15, "position": 1000}
+        return {
+            "ours": lambda a: kernels.keyed_choice(a, **key),
+            "stock": lambda a: reference.keyed_choice(a, **key),
+            "reference": _on_cpu(lambda a: reference.keyed_choice(a, **key)),
+            "first_row": lambda a: kernels.keyed_choice(a[:1], **key),
+        }
+
+    shape, plain = f"vocab {vocab}", _plain(dtype)
+    found = []
+    for rows in PROBED_ROWS:
+        found.append(
+            Case(
+                "draft_confidence",
+                shape,
+                plain,
+                rows,
+                load("draft_confidence").digest,
+                inputs(rows),
+                lambda a: kernels.draft_confidence(a)[1],
+                lambda a: reference.draft_confidence(a)[1],
+                _on_cpu(lambda a: reference.draft_confidence(a)[1]),
+                1e-5,
+            )
+        )
+        for name, temperature in (("greedy", 0.0), ("warm", 0.8)):
+            # A token is right or wrong: the tolerance is below one id in any vocabulary.
+            digest, functions = load("keyed_choice").digest, choose(temperature)
+            found.append(
+                Case("keyed_choice", f"{name} {shape}", plain, rows, digest, inputs(rows), tolerance=1e-8, **functions)
+            )
+    return found
+
+
+def _adversarial(x: mx.array, variant: int) -> mx.array:
+    """Variant 1 mixes magnitudes, variant 2 cancels; the others are left as they are."""
+    if variant == 1:
+        return x * mx.exp(3 * mx.sin(mx.arange(x.shape[-1], dtype=mx.float32)))
+    if variant == 2:
+        return mx.where(mx.arange(x.shape[-1]) % 2 == 0, 1.0, -1.0) * mx.ones_like(x) + 0.01 * x
+    return x
+
+
+def _on_cpu(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """The stock op in float32 on the CPU, from the same values."""
+
+    def run(*arrays: mx.array) -> mx.array:
+        with mx.stream(mx.cpu):
+            return function(*(a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a for a in arrays))
+
+    return run
+
+
+def _plain(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")

@@ -1,0 +1,195 @@
+"""Which kernels are used: off, on after they proved themselves here, or forced; and off for good once one fails.
+
+The library answers one question, `uses(case)`, in a dictionary look-up. Everything slow happens in `prepare`. A case
+that was not prepared is not used (in ``probe`` mode), so a round never waits for a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import mlx.core as mx
+
+from macspec.kernels.calls import Kernels
+from macspec.kernels.probe import Case, Device, MlxDevice, probe
+from macspec.kernels.verdicts import RIGHT, Outcome, Verdict, VerdictStore
+
+T = TypeVar("T")
+
+
+class Mode(StrEnum):
+    """``--kernels``."""
+
+    OFF = "off"
+    PROBE = "probe"
+    FORCE = "force"
+
+
+class KernelLibrary:
+    """Selection of kernels for one engine.
+
+    Args:
+        kernels: the kernels of this machine, None where there are none (Linux without the executor): nothing is used.
+        store: None keeps verdicts for this process only.
+        exact: prefer the same bits for every row count to speed: a kernel is used for all its row counts as soon as it
+            is right for all of them, and for none otherwise.
+        box_s: seconds one case may take. budget_s: seconds one `prepare` may take; the rest is left for the next start.
+    """
+
+    def __init__(
+        self,
+        mode: Mode | str,
+        kernels: Kernels | None,
+        *,
+        device: Device | None = None,
+        store: VerdictStore | None = None,
+        exact: bool = False,
+        box_s: float = 3.0,
+        budget_s: float = 30.0,
+    ) -> None:
+        self.mode, self.exact = Mode(mode), exact
+        self.kernels = kernels if self.mode is not Mode.OFF else None
+        self.box_s, self.budget_s = box_s, budget_s
+        self._device: Device = device or MlxDevice()
+        self._store = store
+        self._cases: dict[str, Case] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._used: dict[str, bool] = {}
+        #: Cases asked for since the last `guard`, in order: the suspects when a round fails.
+        self._active: dict[str, None] = {}
+
+    def uses(self, case: str) -> bool:
+        """Whether the kernel runs for this case (`Case.name`); remembers that it did."""
+        if self.kernels is None:
+            return False
+        used = self._used.get(case)
+        if used is None:
+            used = self._used[case] = self.mode is Mode.FORCE and case not in self._verdicts
+        if used:
+            self._active[case] = None
+        return used
+
+    def prepare(self, cases: Iterable[Case], progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Decide every case: from the store where it knows it, by a probe otherwise, within the time budget.
+
+        Args:
+            progress: gets (case name, number done, number of cases).
+        """
+        todo = {case.name: case for case in cases}
+        self._cases |= todo
+        if self.kernels is None:
+            return
+        begin = self._device.now()
+        for number, (name, case) in enumerate(todo.items()):
+            if progress is not None:
+                progress(name, number, len(todo))
+            known = self._verdicts.get(name) or (self._store and self._store.get(name, case.digest))
+            if known:
+                self._verdicts[name] = known
+            elif self.mode is Mode.PROBE and self._device.now() - begin < self.budget_s:
+                if self._store is not None:
+                    self._store.begin(name, case.digest)
+                self._decide(name, probe(case, self._device, self.box_s))
+        self._select()
+
+    def guard(self, run: Callable[[], T], undo: Callable[[], None]) -> T:
+        """Run a round and wait for it in ``run``; when kernels make it fail, disable them and run it again without.
+
+        Args:
+            run: builds and evaluates the round. undo: puts caches back to where the round began.
+
+        Raises:
+            RuntimeError: the failure, when no kernel took part or the second attempt fails too.
+        """
+        self._active.clear()
+        try:
+            return run()
+        except RuntimeError as error:
+            if not self.disable_active(error):
+                raise
+        undo()
+        return run()
+
+    def disable_active(self, error: BaseException) -> list[str]:
+        """Disable, for good, every case that took part since the round began; their names."""
+        names = list(self._active)
+        self._active.clear()
+        for name in names:
+            case = self._cases.get(name)
+            reason = f"It failed in use: {(str(error).strip().splitlines() or [type(error).__name__])[0][:200]}"
+            self._decide(name, Verdict(Outcome.FAILED, reason, case.digest if case else ""))
+            self._used[name] = False
+        if names and self.exact:
+            self._select()
+        return names
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per case for ``doctor --kernels``: case, used, outcome, ratio, max_error, reason."""
+        rows = []
+        for name in self._cases:
+            verdict = self._verdicts.get(name)
+            rows.append(
+                {
+                    "case": name,
+                    "used": self._used.get(name, False),
+                    "outcome": str(verdict.outcome) if verdict else "not probed",
+                    "ratio": verdict.ratio if verdict else None,
+                    "max_error": verdict.max_error if verdict else None,
+                    "reason": verdict.reason if verdict else "",
+                }
+            )
+        return rows
+
+    @property
+    def summary(self) -> str:
+        """Name of the kernel set for profiles: the cost ladder belongs to it."""
+        used = sorted({name.split(" ", 1)[0] for name, yes in self._used.items() if yes})
+        return "+".join(["mlx", *used]) + (" exact" if self.exact and used else "")
+
+    def _decide(self, name: str, verdict: Verdict) -> None:
+        self._verdicts[name] = verdict
+        if self._store is not None:
+            self._store.put(name, verdict)
+
+    def _select(self) -> None:
+        for name, case in self._cases.items():
+            verdict = self._verdicts.get(name)
+            if self.mode is Mode.FORCE:
+                self._used[name] = verdict is None or verdict.outcome not in (Outcome.FAILED, Outcome.CRASHED)
+            elif self.exact:
+                family = [
+                    n
+                    for n, c in self._cases.items()
+                    if (c.kernel, c.shape, c.dtype) == (case.kernel, case.shape, case.dtype)
+                ]
+                self._used[name] = all(n in self._verdicts and self._verdicts[n].outcome in RIGHT for n in family)
+            else:
+                self._used[name] = verdict is not None and verdict.outcome is Outcome.WINS
+
+
+def kernels_here() -> Kernels | None:
+    """The kernels on this machine's GPU, None without Metal. M1 and M2 get threadgroups of at most 512 threads."""
+    if not mx.metal.is_available():
+        return None
+    architecture = str(mx.device_info().get("architecture", ""))
+    return Kernels(max_threads=512 if "g13" in architecture or "g14" in architecture else 1024)
+
+
+def library_here(mode: Mode | str, *, exact: bool = False) -> KernelLibrary:
+    """The library of this machine with verdicts kept in the user's cache directory."""
+    import platform
+    from importlib import metadata
+
+    kernels = kernels_here()
+    store = None
+    if kernels is not None:
+        info = mx.device_info()
+        identity = {
+            "chip": str(info.get("device_name", info.get("architecture", ""))),
+            "os": platform.platform(),
+            "mlx": metadata.version("mlx"),
+        }
+        store = VerdictStore(identity)
+    return KernelLibrary(mode, kernels, store=store, exact=exact)
