@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from macspec_tui.plain import INTERRUPTED, PlainChat
-from macspec_tui.settings import ChatSettings
-from macspec_tui.store import SessionStore
 
 from macspec.errors import EngineDiedError, MacspecError, RequestError
 from macspec.worker.scripted import Reply, ScriptedClient
+from macspec_tui.plain import INTERRUPTED, PlainChat
+from macspec_tui.settings import ChatSettings
+from macspec_tui.store import SessionStore
 
 
 class Screen:

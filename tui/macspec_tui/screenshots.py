@@ -28,7 +28,7 @@ from macspec_tui.store import SessionStore
 SIZES = ((80, 24), (120, 40), (40, 15))
 LOOKS = ("dark", "light", "no-color")
 
-INFO = replace(
+INFO: EngineInfo = replace(
     DEFAULT_INFO,
     model="Qwen3-8B-4bit",
     drafter="Qwen3-8B-DFlash",
@@ -108,12 +108,13 @@ async def _say(pilot: Any, screen: ChatScreen, text: str) -> None:
 
 
 async def _until(pilot: Any, done: Callable[[], bool], tries: int = 400) -> None:
+    # The pilot's own pause waits for every widget, also for one that streaming has just replaced.
     for _ in range(tries):
-        await pilot.pause(0.02)
+        await asyncio.sleep(0.02)
         if done():
             break
     # One more flush of text and numbers.
-    await pilot.pause(0.3)
+    await asyncio.sleep(0.4)
     screen = pilot.app.chat
     screen.tick()
     await pilot.pause()
@@ -126,7 +127,7 @@ async def _answered(pilot: Any, screen: ChatScreen) -> None:
 async def _answering(pilot: Any, screen: ChatScreen) -> None:
     screen.prompt.put("Fibonacci numbers in Python, please")
     await pilot.press("enter")
-    await _until(pilot, lambda: len(screen.live.rounds) >= 40)
+    await _until(pilot, lambda: len(screen.live.rounds) >= 44)
     screen.prompt.put("And as a list?")
     await pilot.press("enter")
     await _until(pilot, lambda: bool(screen.waiting))
@@ -179,11 +180,13 @@ async def _context(pilot: Any, screen: ChatScreen) -> None:
     await pilot.pause(0.2)
 
 
-#: Name, script and pose of every picture.
+_LONG = Reply(text=ANSWER, thinking=THOUGHT, prompt_tokens=3100, cached_tokens=2900)
+
+#: Script and pose of every picture by name.
 POSES: dict[str, tuple[Reply, Pose]] = {
-    "answered": (Reply(text=ANSWER, thinking=THOUGHT, prompt_tokens=3100, cached_tokens=2900), _answered),
-    "answering": (Reply(text=ANSWER, thinking=THOUGHT, prompt_tokens=3100, delay=0.01), _answering),
-    "thinking": (Reply(text=ANSWER, thinking=THOUGHT, prompt_tokens=3100, delay=0.02), _thinking),
+    "answered": (_LONG, _answered),
+    "answering": (_LONG, _answering),
+    "thinking": (_LONG, _thinking),
     "runs": (Reply(text=ANSWER), _runs),
     "commands": (Reply(text=ANSWER), _completing),
     "loading": (Reply(text=ANSWER), _loading),
@@ -191,12 +194,16 @@ POSES: dict[str, tuple[Reply, Pose]] = {
     "sessions": (Reply(text=ANSWER), _sessions),
     "notes": (Reply(text=WIDE), _context),
 }
+#: The round before which an answer is held for its picture.
+_HELD_AT = {"answering": 44, "thinking": 12}
 
 
 async def shoot(name: str, size: tuple[int, int], look: str) -> str:
     """The SVG of one pose."""
     reply, pose = POSES[name]
-    info: EngineInfo = INFO
+    gate = asyncio.Event()
+    if name in _HELD_AT:
+        reply = replace(reply, gates={_HELD_AT[name]: gate})
     options: dict[str, Any] = {}
     if name == "loading":
         options["load_gate"] = asyncio.Event()
@@ -204,7 +211,7 @@ async def shoot(name: str, size: tuple[int, int], look: str) -> str:
     with tempfile.TemporaryDirectory() as folder, _environment(look):
         store = SessionStore(Path(folder) / "sessions")
         app = ChatApp(
-            PosedClient(reply, info=info, **options),
+            PosedClient(reply, info=INFO, **options),
             store,
             store.new(),
             ChatSettings(),
@@ -216,6 +223,7 @@ async def shoot(name: str, size: tuple[int, int], look: str) -> str:
             await pose(pilot, app.chat)
             svg = app.export_screenshot(title=f"macspec chat · {name}")
             app.chat.waiting.clear()
+            gate.set()
             await app.action_quit()
         app.chat.session.close()
     return svg

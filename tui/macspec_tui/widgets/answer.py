@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
@@ -57,6 +59,7 @@ class AnswerView(MessageActions, Vertical):
         self._finished = message is not None
         self._runs: list[Run] = []
         self._coloured = False
+        self._flushing = asyncio.Lock()
 
     def compose(self) -> ComposeResult:
         if self.message is None:
@@ -93,6 +96,11 @@ class AnswerView(MessageActions, Vertical):
 
     async def flush(self) -> None:
         """Show what has arrived."""
+        # The timer and the end of the answer may meet here.
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         thinking, text = "".join(self._waiting_thinking), "".join(self._waiting_text)
         self._waiting_thinking.clear()
         self._waiting_text.clear()

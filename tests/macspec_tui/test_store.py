@@ -1,0 +1,234 @@
+"""Sessions on disk: private, crash-safe, never lost to a damaged line."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from macspec.errors import RequestError
+from macspec_tui.conversation import Message
+from macspec_tui.store import Session, SessionError, SessionStore, replay, title_of
+
+
+def _turn(session: Session, question: str, answer: str) -> None:
+    said = session.conversation.say(question)
+    session.save(said)
+    session.save(session.conversation.add(Message("assistant", answer, parent=said.id)))
+
+
+def _texts(session: Session) -> list[str]:
+    return [message.text for message in session.conversation.path()]
+
+
+def test_nothing_is_written_before_the_first_message(store: SessionStore) -> None:
+    session = store.new("Be brief.")
+    session.set_title("named")
+    session.save_head()
+    assert not list(store.folder.iterdir())
+
+
+def test_a_session_comes_back_whole(store: SessionStore) -> None:
+    session = store.new("Be brief.")
+    _turn(session, "Grüße 日本語", "hello\nthere")
+    session.set_title("Greeting")
+    session.close()
+    again = store.load(session.id)
+    assert _texts(again) == ["Grüße 日本語", "hello\nthere"]
+    assert (again.conversation.system, again.conversation.title, again.damaged) == ("Be brief.", "Greeting", 0)
+
+
+def test_files_are_private(store: SessionStore) -> None:
+    session = store.new()
+    _turn(session, "a", "b")
+    assert stat.S_IMODE(session.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_open_to_others_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir(mode=0o755)
+    SessionStore(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_branches_and_removals_come_back(store: SessionStore) -> None:
+    session = store.new()
+    _turn(session, "one", "1")
+    session.conversation.rewind()
+    session.save_head()
+    _turn(session, "uno", "eins")
+    gone = session.conversation.say("never mind")
+    session.save(gone)
+    session.conversation.remove(gone)
+    session.save_removal(gone)
+    again = store.load(session.id)
+    assert _texts(again) == ["uno", "eins"]
+    assert len(again.conversation.messages) == 4
+
+
+def test_a_torn_line_costs_itself_only(store: SessionStore) -> None:
+    session = store.new()
+    _turn(session, "one", "1")
+    session.close()
+    with session.path.open("ab") as file:
+        file.write(b'{"type":"message","id":"torn","par')
+    again = store.load(session.id)
+    assert (_texts(again), again.damaged) == (["one", "1"], 1)
+    _turn(again, "two", "2")
+    again.close()
+    assert _texts(store.load(session.id)) == ["one", "1", "two", "2"]
+
+
+def test_what_follows_a_damaged_line_stays(store: SessionStore) -> None:
+    session = store.new()
+    for number in range(3):
+        _turn(session, f"q{number}", f"a{number}")
+    session.close()
+    lines = session.path.read_bytes().splitlines(keepends=True)
+    lines[3] = b"\x00\xff garbage\n"
+    session.path.write_bytes(b"".join(lines))
+    again = store.load(session.id)
+    assert _texts(again) == ["q0", "a0", "a1", "q2", "a2"]
+    assert again.damaged == 1
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_no_damage_makes_a_file_unreadable(data: st.DataObject) -> None:
+    records = [{"type": "session", "version": 1, "id": "x", "created": 0}]
+    parent = None
+    for number in range(4):
+        message = Message(
+            "user" if number % 2 == 0 else "assistant", f"text {number}", parent=parent, id=f"m{number}", created=0.0
+        )
+        parent = message.id
+        records.append({"type": "message", **message.to_record()})
+    raw = bytearray("\n".join(json.dumps(record) for record in records).encode() + b"\n")
+    for _ in range(data.draw(st.integers(0, 6))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    conversation, damaged = replay(bytes(raw[:cut]))
+    assert len(conversation.path()) <= 8 and damaged >= 0
+
+
+def test_one_window_at_a_time(store: SessionStore) -> None:
+    session = store.new()
+    _turn(session, "a", "b")
+    other = store.load(session.id)
+    with pytest.raises(SessionError, match="open in another"):
+        other.lock()
+    session.close()
+    other.lock()
+    other.close()
+
+
+def test_a_disk_that_refuses_is_reported(store: SessionStore) -> None:
+    session = store.new()
+    _turn(session, "a", "b")
+    session.close()
+    session.path.chmod(0o400)
+    session.path.unlink()
+    session.path.mkdir()
+    with pytest.raises(SessionError, match="cannot be opened"):
+        session.set_title("x")
+
+
+def test_names_are_found_by_their_ends(store: SessionStore) -> None:
+    session = store.new()
+    _turn(session, "a", "b")
+    session.close()
+    assert store.load(session.id[-4:]).id == session.id
+    assert store.latest() == session.id
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "", "a/b", ".hidden"])
+def test_only_names_of_sessions_are_opened(store: SessionStore, name: str) -> None:
+    with pytest.raises(RequestError, match="not the name"):
+        store.load(name)
+
+
+def test_an_unknown_or_ambiguous_name_says_so(store: SessionStore) -> None:
+    with pytest.raises(RequestError, match="no session"):
+        store.load("20200101")
+    for _ in range(2):
+        session = store.new()
+        _turn(session, "a", "b")
+        session.close()
+    with pytest.raises(RequestError, match="Several"):
+        store.load("20")
+
+
+def test_the_list_is_searched_by_words(store: SessionStore) -> None:
+    for question, answer in (("How do tides work?", "The moon pulls."), ("Rain haiku", "Drops on the roof.")):
+        session = store.new()
+        _turn(session, question, answer)
+        session.close()
+    assert {summary.title for summary in store.list()} == {"How do tides work?", "Rain haiku"}
+    [found] = store.list("MOON tides")
+    assert (found.title, found.turns) == ("How do tides work?", 1)
+    assert not store.list("moon haiku")
+
+
+def test_deleting(store: SessionStore) -> None:
+    session = store.new()
+    _turn(session, "a", "b")
+    session.close()
+    store.delete(session.id)
+    assert store.latest() is None
+
+
+def test_a_long_first_line_is_a_short_title(store: SessionStore) -> None:
+    session = store.new()
+    session.conversation.say("word " * 100)
+    assert len(title_of(session.conversation)) == 60
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from macspec_tui.conversation import Message
+from macspec_tui.store import SessionStore
+session = SessionStore(Path(sys.argv[1])).new()
+number = 0
+while True:
+    said = session.conversation.say(f"question {number}" + "x" * 2000)
+    session.save(said)
+    print("q", number, flush=True)
+    session.save(session.conversation.add(Message("assistant", f"answer {number}" + "y" * 2000, parent=said.id)))
+    print("a", number, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_loses_nothing_that_was_saved(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    for attempt in range(100):
+        folder = tmp_path / str(attempt)
+        writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(rng.random() * 0.05)
+        os.kill(writer.pid, signal.SIGKILL)
+        said = writer.stdout.read().split("\n")
+        writer.stdout.close()
+        writer.wait()
+        answers = [int(line[2:]) for line in said if line.startswith("a ")]
+        store = SessionStore(folder)
+        name = store.latest()
+        assert name is not None
+        texts = _texts(store.load(name))
+        assert len(texts) >= 2 * (max(answers, default=-1) + 1)
+        assert all(text.startswith(f"{'answer' if i % 2 else 'question'} {i // 2}") for i, text in enumerate(texts))
