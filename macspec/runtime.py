@@ -38,7 +38,7 @@ class Runtime(Engine):
             profile: measure the pair now if this machine never did, a few seconds; otherwise that happens when a rule
                 first needs it.
         """
-        engine = super().load(model, drafter, **options)
+        engine = super().load(model, drafter, say=say, **options)
         engine.maker = PolicyMaker(engine, progress=options.get("progress"), say=say)
         engine.make_policy = engine.maker
         if profile and engine.drafter is not None:

@@ -1,19 +1,27 @@
-"""Find and load a target and its drafter."""
+"""Find and load a target and its drafter, after a forecast says that they fit."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from macspec_models import embedded
+from macspec_models import embedded, hub, registry
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.interface import Drafter
-from macspec_models.errors import ModelMissingError
+from macspec_models.drafters.lookup import LookupDrafter
+from macspec_models.errors import ModelError
 from macspec_models.target import Target
+
+from macspec.engine.memory import check_load, configure, memory_limit
 
 #: Called with a stage, the amount done and the amount in all (0 when unknown).
 Progress = Callable[[str, int, int], None]
+
+#: Rows of the embedded target's head its drafter scores; see `benchmarks/draft_head.py` for what others cost.
+EMBEDDED_HEAD_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -25,44 +33,88 @@ class Pair:
     drafter_reason: str = ""
 
 
+def default_model() -> tuple[str, str]:
+    """The model to take when none is named, and a sentence when another would be better or ``""``."""
+    if sys.platform != "darwin":
+        return embedded.NAME, ""
+    best = registry.best_for(memory_limit().nbytes)
+    if best.name == embedded.NAME or hub.local_folder(best.name) is not None:
+        return best.name, ""
+    return embedded.NAME, (
+        f"Using the small embedded model. This Mac can run {best.title}; to get it ({best.size_gb:.1f} GB): "
+        f"macspec models pull {best.name}"
+    )
+
+
 def load_pair(
     model: str | None = None,
     drafter: str | None = None,
     *,
     dtype: str | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Pair:
-    """Load by registry name, local folder or hub id.
+    """Load by registry name, local folder or hub id; nothing is downloaded here.
 
     Args:
-        model: None takes the embedded model.
-        drafter: None takes the drafter known for the model; ``none`` loads none.
+        model: None takes the best known one that is on this machine.
+        drafter: None takes the one known for the model; ``none`` loads none; ``lookup`` looks drafts up in the text so
+            far.
         dtype: cast the target's weights to ``float32``, ``float16`` or ``bfloat16``.
+        say: gets one sentence when another model would be better.
 
     Raises:
-        ModelError: nothing of that name, or it cannot be used; the message says what to do.
+        ModelError: nothing of that name, not here, or unusable; the message says what to do.
+        MemoryRefusedError: it would not fit.
     """
     report = progress or (lambda stage, done, total: None)
-    name = model or embedded.NAME
-    if name == embedded.NAME:
-        folder = embedded.target_folder(progress=report)
-    else:
-        folder = _folder(name, "model")
-    report(f"loading {name}", 0, 0)
-    target = Target.load(folder, name=name if name == embedded.NAME else folder.name, dtype=dtype)
-    if drafter == "none":
-        return Pair(target, None, "no drafter was asked for")
-    if drafter is None and name != embedded.NAME:
-        return Pair(target, None, f"no drafter is known for {name}; name one with --drafter")
-    draft_folder = embedded.drafter_folder() if drafter is None else _folder(drafter, "drafter")
+    if model is None:
+        model, hint = default_model()
+        if hint:
+            say(hint)
+    folder = hub.resolve(model, progress=report)
+    draft_folder, reason = _drafter_folder(model, drafter, report)
+    _forecast(folder, draft_folder)
+    known = registry.find(model)
+    report(f"loading {known.name if known else folder.name}", 0, 0)
+    target = Target.load(folder, name=known.name if known else folder.name, dtype=dtype)
+    if drafter == "lookup":
+        return Pair(target, LookupDrafter())
+    if draft_folder is None:
+        return Pair(target, None, reason)
     report("loading the drafter", 0, 0)
-    return Pair(target, load_drafter(draft_folder, target))
+    rows = embedded.frequent_tokens(EMBEDDED_HEAD_ROWS) if model == embedded.NAME and drafter is None else None
+    return Pair(target, load_drafter(draft_folder, target, head_rows=rows))
 
 
-def _folder(name: str, what: str) -> Path:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    raise ModelMissingError(f"There is no {what} {name!r}: it is neither a known name nor a folder here.")
+def _drafter_folder(model: str, drafter: str | None, report: Progress) -> tuple[Path | None, str]:
+    """The drafter's folder, or why there is none. Only a drafter that was asked for by name must exist."""
+    if drafter == "none":
+        return None, "no drafter was asked for"
+    if drafter == "lookup":
+        return None, ""
+    if drafter is not None:
+        return hub.resolve(drafter, part="drafter", progress=report), ""
+    pair = registry.find(model)
+    if pair is None:
+        return None, registry.no_drafter(model)
+    try:
+        return hub.resolve(pair.name, part="drafter", progress=report), ""
+    except ModelError as error:
+        return None, error.message
 
 
+def _forecast(folder: Path, drafter: Path | None) -> None:
+    limit = memory_limit()
+    configure(limit)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # loading says what is wrong with it
+    if isinstance(config, dict):
+        check_load(_weights(folder), 0 if drafter is None else _weights(drafter), config, limit)
+
+
+def _weights(folder: Path) -> int:
+    """Bytes of the weight files in a folder."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
+from macspec_models.drafters.context import CHUNK
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
 
 from macspec.engine.answer import Answer
 from macspec.engine.caches import TargetCache
+from macspec.engine.forecast import CacheCost
 from macspec.engine.load import load_pair
+from macspec.engine.memory import MemoryGuard, memory_limit
 from macspec.engine.prefix_cache import PrefixCache, Reuse
 from macspec.engine.prompt import prompt_tokens, repeated_prefix
 from macspec.engine.rounds import Committed, Rounds, run
@@ -60,6 +63,7 @@ class Engine:
         self.prefixes = PrefixCache(
             prefix_cache_bytes, self._new_cache, None if drafter is None else drafter.new_context
         )
+        self.guard = self._memory_guard()
 
     @classmethod
     def load(cls, model: str | None = None, drafter: str | None = None, **options: Any) -> Self:
@@ -133,7 +137,7 @@ class Engine:
             )
         policy = self.policy(request)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        budget = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        budget = self._admit(len(prompt), room, sampling.max_tokens)
         for index in range(sampling.n):
             own_seed = (seed + index * _SEED_STEP) % 2**64
             chooser = Chooser(
@@ -147,6 +151,40 @@ class Engine:
                 thinking_budget=request.thinking_budget,
             )
             yield from self._answer(request, index, prompt, chooser, own_seed, policy, budget, cancelled)
+
+    def _admit(self, prompt: int, room: int, wanted: int | None) -> int:
+        """Tokens the answer may have. A number that was asked for must fit in memory; else it is what fits."""
+        if wanted is not None:
+            budget = min(room, wanted)
+            self.guard.admit(prompt + budget)
+            return budget
+        fitting = self.guard.longest_context(self.max_context) - prompt
+        self.guard.admit(prompt + max(1, fitting))
+        return fitting
+
+    def _memory_guard(self) -> MemoryGuard:
+        """Prices a request's caches by what one position takes in real ones."""
+        cache = self._new_cache()
+        with cache.append(1):
+            self.target.forward(mx.array([[0]]), cache.layers)
+        mx.eval(cache.arrays())
+        grown = 0
+        if self.drafter is not None and (features := self.target.features()) is not None:
+            context = self.drafter.new_context()
+            self.drafter.extend(context, features[:1])
+            mx.eval(context.arrays())
+            grown = context.nbytes // CHUNK
+        return MemoryGuard(
+            memory_limit,
+            CacheCost.of(cache),
+            self.target.config,
+            weights=self.target.nbytes,
+            drafter=getattr(self.drafter, "nbytes", 0),
+            drafter_per_position=grown,
+            chunk=self.prefill_chunk,
+            bytes_per_value=self.target.dtype.size,
+            evict=self.prefixes.evict,
+        )
 
     def _answer(
         self,

@@ -90,7 +90,7 @@ def test_wrong_values_are_sentences(capsys, pair, words, sentence):
 
 
 def test_an_unknown_model_is_a_sentence(capsys):
-    code, out, err = run(capsys, "generate", "hi", "--model", "no/such-model", "--offline", "--depth", "0")
+    code, out, err = run(capsys, "generate", "hi", "--model", "no/such-model", "--depth", "0")
     assert (code, out) == (2, "")
     assert "no/such-model" in err
     assert "Traceback" not in err

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from macspec_models.embedded.convert import target_folder
 
 #: Name of the embedded pair wherever a model is asked for.
@@ -15,4 +18,12 @@ def drafter_folder() -> Path:
     return Path(__file__).parent / "drafter"
 
 
-__all__ = ["NAME", "drafter_folder", "target_folder"]
+def frequent_tokens(count: int) -> NDArray[np.int64]:
+    """The token ids the target writes most often, ascending; the counts ship with the pair."""
+    from macspec_models.drafters.frequency import TokenCounts, read_counts
+
+    counts = read_counts(Path(__file__).parent / "token_counts.npz")
+    return TokenCounts(counts.size, counts).rows(count)
+
+
+__all__ = ["NAME", "drafter_folder", "frequent_tokens", "target_folder"]

@@ -360,4 +360,6 @@ class Trainer:
         self._state[1] = self.optimizer.state
         counters = json.loads((folder / "counters.json").read_text())
         self.step, self.seconds = counters["step"], counters["seconds"]
+        # A resumed run must not draw the batches of the first one again.
+        self.batches.random = np.random.default_rng([self.recipe.seed, self.step])
         return True
