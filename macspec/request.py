@@ -7,6 +7,7 @@ Everything here is plain data without MLX, so it can cross a process border: ``t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import secrets
 import types
 import typing
@@ -30,8 +31,14 @@ class Wire:
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of ``to_wire``; unknown keys are an error of the sender."""
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         return cls(**{key: _decode(value, hints[key]) for key, value in values.items()})
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Field types. Resolving them for each of the events of a round would take longer than everything else."""
+    return typing.get_type_hints(cls)
 
 
 def _encode(value: Any) -> Any:
