@@ -39,7 +39,7 @@ class ProcessOptions:
     """How the engine process is run."""
 
     #: ``module:class`` of the engine; tests name their own.
-    factory: str = "macspec.engine.loop:Engine"
+    factory: str = "macspec.runtime:Runtime"
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Deaths in a row, without an answer in between, after which the engine is not started again by itself.
     max_deaths: int = 3
