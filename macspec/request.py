@@ -7,7 +7,6 @@ Everything here is plain data without MLX, so it can cross a process border: ``t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import secrets
 import types
 import typing
@@ -35,10 +34,15 @@ class Wire:
         return cls(**{key: _decode(value, hints[key]) for key, value in values.items()})
 
 
-@functools.cache
+_known_hints: dict[type, dict[str, Any]] = {}
+
+
 def _hints(cls: type) -> dict[str, Any]:
-    """Field types. Resolving them for each of the events of a round would take longer than everything else."""
-    return typing.get_type_hints(cls)
+    """Field types, kept: resolving them for every event of every round takes longer than everything else."""
+    hints = _known_hints.get(cls)
+    if hints is None:
+        hints = _known_hints[cls] = typing.get_type_hints(cls)
+    return hints
 
 
 def _encode(value: Any) -> Any:
@@ -141,7 +145,8 @@ class GenerationRequest(Wire):
         """Refuse what no model could honour; raises `RequestError` with the field's name."""
         given = [name for name in ("messages", "prompt", "tokens") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise RequestError("Give exactly one of messages, prompt and tokens.", param=given[0] if given else "prompt")
+            param = given[0] if given else "prompt"
+            raise RequestError("Give exactly one of messages, prompt and tokens.", param=param)
         if not getattr(self, given[0]):
             raise RequestError("The prompt is empty; write something to answer.", param=given[0])
         if self.depth not in ("auto", "full") and not (self.depth.isascii() and self.depth.isdigit()):
