@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from itertools import islice
 
 #: Share of all time that looking again may cost.
 PROBE_BUDGET = 0.02
 #: How much of a round's worth is what was expected of it; the rest is what came.
 EXPECTED_WEIGHT = 0.75
-#: Drafted rounds before parking is considered, after a start and after an un-parking.
-PATIENCE = 6
-#: Drafted rounds the running mean of the advantage looks back on, and the most one of them counts: a lucky round must
-#: not hide a dozen bad ones.
-MEMORY = 12
+#: Drafted rounds the mean of the advantage looks back on, and the most one of them counts: a lucky round must not hide
+#: a dozen bad ones.
+MEMORY = 48
 CLIP = 2.0
+#: A clear loss parks after few rounds, a small one only when many rounds agree; a good stretch is noisy too.
+PATIENCE, FEW, CLEARLY_BELOW = 6, 12, -0.15
+STEADY = 16
+#: Drafts in a row of which nothing was worth verifying.
+IDLE = 6
 #: What rounds really brought parks too, whatever was expected of them: its mean over so many rounds below that much.
 PROOF = 14
 DISPROVED_BELOW = -0.35
@@ -48,7 +52,7 @@ class Parking:
     def __init__(self) -> None:
         self.mode = Mode.DRAFT
         self._recent: deque[float] = deque(maxlen=MEMORY)
-        self._sum = 0.0
+        self._idle = 0
         self._real: deque[float] = deque(maxlen=PROOF)
         self._distrust = False
         self._gap = FIRST_GAP
@@ -79,7 +83,7 @@ class Parking:
         self._total_ms += ms
         self._waited += 1
 
-    def drafted_round(self, expected: float, real: float, extra_ms: float, ms: float) -> None:
+    def drafted_round(self, expected: float, real: float, extra_ms: float, ms: float, *, idle: bool = False) -> None:
         """A drafted round was made."""
         self._total_ms += ms
         advantage = real if self._distrust else real + EXPECTED_WEIGHT * (expected - real)
@@ -90,23 +94,31 @@ class Parking:
             else:
                 self._fail()
             return
-        if len(self._recent) == MEMORY:
-            self._sum -= self._recent[0]
+        self._idle = self._idle + 1 if idle else 0
         self._recent.append(min(CLIP, advantage))
-        self._sum += self._recent[-1]
         self._real.append(min(CLIP, real))
-        count = len(self._recent)
-        self._distrust = len(self._real) == PROOF and sum(self._real) < DISPROVED_BELOW * PROOF
-        if self._distrust or (count >= PATIENCE and self._sum < PARK_BELOW * count):
+        if self._losing():
             self.mode = Mode.PARKED
             self._waited = 0
             self._gap = FIRST_GAP
+
+    def _losing(self) -> bool:
+        """Whether the evidence is enough to stop drafting: plain little over few rounds, or a little over many."""
+        self._distrust = len(self._real) == PROOF and sum(self._real) < DISPROVED_BELOW * PROOF
+        count = len(self._recent)
+        few = min(FEW, count)
+        return (
+            self._distrust
+            or self._idle >= IDLE
+            or (count >= PATIENCE and sum(islice(reversed(self._recent), few)) < CLEARLY_BELOW * few)
+            or (count >= STEADY and sum(self._recent) < PARK_BELOW * count)
+        )
 
     def _unpark(self) -> None:
         self.mode = Mode.DRAFT
         self._recent.clear()
         self._real.clear()
-        self._sum = 0.0
+        self._idle = 0
         self._distrust = False
         self._failed = 0
         self._gap = FIRST_GAP

@@ -84,7 +84,7 @@ class RatePolicy:
         plain_ms = self.cost.plain_ms(outcome.context)
         real = outcome.committed - ms / plain_ms
         expected = real if self._expected is None else self._expected - ms / plain_ms
-        self.parking.drafted_round(expected, real, ms - plain_ms, ms)
+        self.parking.drafted_round(expected, real, ms - plain_ms, ms, idle=outcome.depth == 0)
 
     def _best_rate(self, verify: list[float], limit: int) -> float:
         return max((depth + 1) / verify[depth] for depth in range(limit + 1))
