@@ -9,18 +9,29 @@ from typing import Any
 
 import platformdirs
 
+from macspec_models.training import predictor_command
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("what", choices=["responses", "drafter", "export"], help="the step of the recipe to run")
+    parser.add_argument(
+        "what", choices=["responses", "drafter", "export", "predictor"], help="the step of the recipe to run"
+    )
     parser.add_argument("--work", type=Path, help="folder for checkpoints and features (default: the user's cache)")
     parser.add_argument("--model", help="target: a folder in mlx-lm's layout (default: the embedded model)")
-    parser.add_argument("--seconds", type=float, default=3600, help="responses: stop after this long")
+    parser.add_argument(
+        "--seconds", type=float, default=3600, help="responses, predictor: stop recording after this long"
+    )
     parser.add_argument("--steps", type=int, default=1000, help="drafter: steps to run now; resumes what is there")
     parser.add_argument("--decay", type=int, default=0, metavar="STEPS", help="drafter: let the last STEPS decay")
     parser.add_argument("--anchors", type=int, help="drafter: anchors per sequence and step")
     parser.add_argument("--layers", type=int, default=3, help="drafter: decoder layers")
-    parser.add_argument("--out", type=Path, default=Path("drafter"), help="export: folder to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="export: folder to write (default: drafter); predictor: file (default: beside the drafter)",
+    )
+    predictor_command.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
         regenerate(target.model, target.tokenizer, work / "responses.jsonl", seconds=options.seconds)
         print(f"{pack(work / 'responses.jsonl', work / 'responses.npz')} answers in {work / 'responses.npz'}")
         return 0
+    if options.what == "predictor":
+        return predictor_command.run(target, options)
     return _train(options, target, work)
 
 
@@ -55,8 +68,9 @@ def _train(options: argparse.Namespace, target: Any, work: Path) -> int:
     trainer = Trainer(recipe, drafter_config(target, layers=options.layers), target, examples, work)
     trainer.resume()
     if options.what == "export":
-        export_drafter(trainer.network, options.out)
-        print(f"step {trainer.step}: written to {options.out}")
+        out = options.out or Path("drafter")
+        export_drafter(trainer.network, out)
+        print(f"step {trainer.step}: written to {out}")
         return 0
     trainer.train(options.steps, decay_steps=options.decay, report=lambda row: print(json.dumps(row), flush=True))
     return 0

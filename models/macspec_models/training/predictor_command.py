@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,43 +23,40 @@ HELD_OUT = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the step."""
-    parser.add_argument("--model", help="target: a folder in mlx-lm's layout (default: the embedded model)")
-    parser.add_argument("--drafter", type=Path, help="the drafter's folder (default: the embedded one)")
-    parser.add_argument("--answers", type=int, default=300, help="answers to record (default: 300)")
-    parser.add_argument("--stride", type=int, default=5, help="draft at every so many-th token (default: 5)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="stop recording after this long (default: 600)")
-    parser.add_argument("--out", type=Path, help="file to write (default: predictor.npz in the drafter's folder)")
-    parser.add_argument("--trace", type=Path, help="write the rounds as a trace for macspec simulate too")
+    """Options of this step that the others do not have."""
+    parser.add_argument("--drafter", type=Path, help="predictor: the drafter's folder (default: the embedded one)")
+    parser.add_argument("--answers", type=int, default=300, help="predictor: answers to record drafts on")
+    parser.add_argument("--stride", type=int, default=5, help="predictor: draft at every so many-th token")
+    parser.add_argument("--trace", type=Path, help="predictor: write the rounds for macspec simulate too")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Record, train, store; returns the exit code."""
+def run(target: Target, options: argparse.Namespace) -> int:
+    """Record drafts, train, store the network beside the drafter; returns the exit code.
+
+    Args:
+        options: with ``drafter``, ``answers``, ``stride``, ``trace``, ``seconds`` (most time to record) and ``out``
+            (file to write; None means the drafter's folder).
+    """
     from macspec_models import embedded
     from macspec_models.checkpoints import load_drafter
 
-    target = Target.load(Path(options.model) if options.model else embedded.target_folder())
-    folder = options.drafter or embedded.drafter_folder()
+    folder = Path(options.drafter or embedded.drafter_folder())
     drafter = load_drafter(folder, target)
     if type(drafter) is not DFlashDrafter:
         raise CheckpointError(f"{folder} is a {drafter.kind} drafter; the length predictor is built for dflash ones.")
-    out = options.out or Path(folder) / FILE
-    features = feature_map(drafter, target)
-    examples = load_examples(target.tokenizer)
+    out = Path(options.out or folder / FILE)
     warmth = temperatures()
-    answers = (Known(e.index, e.category, e.tokens, e.prompt_length, warmth[e.line]) for e in examples)
-    rounds = collect(target, drafter, answers, features, options)
+    answers = (
+        Known(item.index, item.category, item.tokens, item.prompt_length, warmth[item.line])
+        for item in load_examples(target.tokenizer)
+    )
+    rounds = collect(target, drafter, answers, feature_map(drafter, target), options)
     if options.trace:
-        write_trace(
-            options.trace,
-            rounds,
-            {"target": target.name, "drafter": Path(folder).name, "every_position": options.stride == 1},
-        )
+        header = {"target": target.name, "drafter": folder.name, "every_position": options.stride == 1}
+        write_trace(options.trace, rounds, header)
     predictor, report = fit(rounds, drafter.max_depth)
-    np_report = {"held_out_r2": round(report.r2, 4), **report.__dict__}
-    predictor = type(predictor)(**{**predictor.__dict__, "target": target.name, "drafter": drafter.kind})
-    predictor.save(out)
-    print(json.dumps({"file": str(out), **np_report}))
+    replace(predictor, target=target.name, drafter=drafter.kind).save(out)
+    print(json.dumps({"file": str(out), **asdict(report)}))
     return 0
 
 
