@@ -28,6 +28,7 @@ from macspec_models.errors import CheckpointError, DownloadError, ModelMissingEr
 ALLOWED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt")
 #: Kept free beside a download, for caches and the system.
 MARGIN_BYTES = 1 << 30
+KEPT = "What was fetched so far is kept and the next pull goes on from there."
 LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
 
 #: Called with a stage, bytes done and bytes in all.
@@ -279,6 +280,9 @@ class _Meter:
 def _fetch(found: Listing, file: RemoteFile, meter: _Meter, endpoint: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
+    logging: Any = importlib.import_module("huggingface_hub.utils.logging")
+    # Its warnings about resuming would write into our line of progress.
+    logging.set_verbosity_error()
     with _sentences(found.repo):
         path = hf_hub_download(
             found.repo,
@@ -373,13 +377,20 @@ def _read(path: Path) -> str | None:
         return None
 
 
+def _refusal(repo: str, code: int) -> DownloadError:
+    if code == 429:
+        return DownloadError(f"The hub limits our requests for {repo} (429). Wait some minutes. {KEPT}")
+    if code in (401, 403):
+        return DownloadError(f"The hub refused us {repo} ({code}). Sign in with: hf auth login")
+    return DownloadError(f"The hub answered {code} for {repo}. Try again later. {KEPT}")
+
+
 @contextlib.contextmanager
 def _sentences(repo: str) -> Iterator[None]:
     """Turn what huggingface_hub and the system raise into sentences."""
     import httpx2
     from huggingface_hub import errors as hub
 
-    kept = "What was fetched so far is kept and the next pull goes on from there."
     try:
         yield
     except hub.GatedRepoError as error:
@@ -392,23 +403,22 @@ def _sentences(repo: str) -> Iterator[None]:
             "hf auth login"
         ) from error
     except hub.HfHubHTTPError as error:
-        code = error.response.status_code
-        if code == 429:
-            raise DownloadError(f"The hub limits our requests for {repo} (429). Wait some minutes. {kept}") from error
-        if code == 401:
-            raise DownloadError(f"The hub refused us {repo} (401). Sign in with: hf auth login") from error
-        raise DownloadError(f"The hub answered {code} for {repo}. Try again later. {kept}") from error
+        raise _refusal(repo, error.response.status_code) from error
     except hub.LocalEntryNotFoundError as error:
-        raise DownloadError(f"The hub cannot be reached for {repo}; check the network. {kept}") from error
+        if isinstance(error.__cause__, hub.HfHubHTTPError):
+            raise _refusal(repo, error.__cause__.response.status_code) from error
+        if isinstance(error.__cause__, hub.FileMetadataError):
+            raise DownloadError(f"What answered for {repo} is no hub server; check HF_ENDPOINT and proxies.") from error
+        raise DownloadError(f"The hub cannot be reached for {repo}; check the network. {KEPT}") from error
     except (httpx2.HTTPError, TimeoutError) as error:
         raise DownloadError(
-            f"The connection to the hub broke off for {repo} ({type(error).__name__}). {kept}"
+            f"The connection to the hub broke off for {repo} ({type(error).__name__}). {KEPT}"
         ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DownloadError(f"The disk is full; {repo} is incomplete. Free some space and pull again.") from error
         if "Consistency check failed" in str(error):
-            raise DownloadError(f"A file of {repo} arrived shorter or longer than announced. {kept}") from error
+            raise DownloadError(f"A file of {repo} arrived shorter or longer than announced. {KEPT}") from error
         raise DownloadError(f"{repo} could not be stored: {error}.") from error
 
 

@@ -19,6 +19,8 @@ KINDS = ("dflash", "dflash2", "dspark", "domino")
 STATUSES = ("verified here", "published figure", "untested")
 #: The hub's own rule, ASCII only, so that no letter can look like another one.
 _REPO = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9])?", re.ASCII)
+#: Parts of a repository's name that say how it is packed, not what it is.
+_PACKAGING = re.compile(r"-(?:instruct|it|chat|mlx|bf16|fp16|qat|dwq|[2-8]bit|mxfp4|q[48])(?=-|$)")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}", re.ASCII)
 
 
@@ -97,7 +99,8 @@ def nearest(name: str, count: int = 3) -> list[str]:
     """Known names that look like ``name``."""
     by_last = {p.target.repo.rsplit("/", 1)[-1].lower(): p.name for p in pairs().values() if p.target.repo}
     by_last.update({n.lower(): n for n in pairs()})
-    close = difflib.get_close_matches(name.rsplit("/", 1)[-1].lower(), by_last, n=count * 2, cutoff=0.5)
+    wanted = _PACKAGING.sub("", name.rsplit("/", 1)[-1].lower())
+    close = difflib.get_close_matches(wanted, by_last, n=count * 2, cutoff=0.5)
     return list(dict.fromkeys(by_last[match] for match in close))[:count]
 
 
