@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import macspec_models  # noqa: F401  (loads the fast BLAS before MLX)
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+
+import macspec_models  # noqa: F401  (loads the fast BLAS before MLX)
 
 #: What ``write_dflash`` needs to know of a target; a target's own ``config.json`` will do as well.
 TINY_TARGET = {"hidden_size": 32, "num_hidden_layers": 8, "vocab_size": 97}

@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from macspec_models.checkpoints import check_target_folder, load_drafter, quantize_drafter, read_header
 from macspec_models.errors import CheckpointError, ModelError, ModelMissingError
-
-from tests.tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
+from tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
 
 #: Changes a good checkpoint in a folder into a bad one.
 Spoil = Callable[[Path], None]

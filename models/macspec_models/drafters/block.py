@@ -6,6 +6,7 @@ The other block drafters (DFlash 2, DSpark, Domino) share everything here but ho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
@@ -35,6 +36,10 @@ class DFlashDrafter:
     def __init__(self, network: DFlashNetwork, embed: Embed, head: DraftHead) -> None:
         self.network, self.config = network, network.config
         self.embed, self.head = embed, head
+        #: Where it was loaded from; files trained for it may lie there.
+        self.folder: Path | None = None
+        #: Makes ``DraftBlock.features`` of hidden states and scores; set by whoever reads them.
+        self.feature_map: Callable[[mx.array, mx.array], mx.array] | None = None
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -105,4 +110,5 @@ class DFlashDrafter:
         """Turn hidden states ``[k, D]`` into draft tokens; ``noise [k, vocab]`` couples them to the target's choice."""
         scores, noise = self.scores(hidden), self.head.columns(noise)
         rows = choose(scores, noise)
-        return DraftBlock(self.head.tokens(rows), confidence(scores, rows, noise))
+        features = None if self.feature_map is None else self.feature_map(hidden, scores)
+        return DraftBlock(self.head.tokens(rows), confidence(scores, rows, noise), features=features)

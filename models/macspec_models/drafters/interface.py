@@ -21,12 +21,14 @@ class DraftBlock:
     ``tokens``: int32 ``[k]``, first slot first. ``confidence``: float32 ``[k, 3]`` with, per token, its probability,
     the top-1/top-2 logit gap and the entropy in nats, all on the target's logit scale. ``k`` may be below the
     drafter's ``max_depth`` and may be 0 when it has nothing to propose. ``source`` is the kind of proposer that made
-    the block where a drafter has several; confidences of different sources are not comparable.
+    the block where a drafter has several; confidences of different sources are not comparable. ``features``: float32
+    inputs of a length predictor, from drafters that were given a ``feature_map``.
     """
 
     tokens: mx.array
     confidence: mx.array
     source: str = ""
+    features: mx.array | None = None
 
 
 class DraftContext(Protocol):

@@ -54,7 +54,7 @@ class SuffixIndex:
                     self._ends.setdefault(gram, deque(maxlen=OCCURRENCES)).append(position)
 
     def match(self, limit: int) -> Match | None:
-        """The longest earlier match of the sequence's end, the newest among equals, with ``limit`` tokens after it."""
+        """The longest earlier match of the sequence's end, the newest among equals, and ``limit`` tokens after it."""
         for size in GRAMS:
             best, length = 0, 0
             for end in reversed(self._ends.get(tuple(self._tokens[-size:]), ())):
@@ -62,8 +62,13 @@ class SuffixIndex:
                 if reach > length:
                     best, length = end, reach
             if length >= size:
-                return Match(tuple(self._tokens[best : best + limit]), length)
+                return Match(self._copy(best, limit), length)
         return None
+
+    def _copy(self, begin: int, count: int) -> tuple[int, ...]:
+        """``count`` tokens from ``begin`` on, running over the end into the copy itself: repetition goes on."""
+        period = self._tokens[begin : begin + count]
+        return tuple(period[place % len(period)] for place in range(count))
 
     def _reach(self, end: int) -> int:
         """How many tokens before ``end`` equal those at the sequence's end."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.context import BlockContext, LayerBuffer
-from tests.tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
+from tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
 
 WIDTH = 3
 

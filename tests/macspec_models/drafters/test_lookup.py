@@ -29,7 +29,12 @@ def brute_force(tokens: Sequence[int], limit: int) -> tuple[int, tuple[int, ...]
             reach += 1
         if reach > best:
             best, after = reach, end
-    return (best, tuple(tokens[after : after + limit])) if best >= min(GRAMS) else None
+    if best < min(GRAMS):
+        return None
+    copied = list(tokens)
+    for place in range(limit):
+        copied.append(copied[after + place])
+    return best, tuple(copied[len(tokens) :])
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 6))
@@ -56,6 +61,14 @@ def test_cuts_and_regrowth_leave_no_trace(steps: list[tuple[int, list[int]]]) ->
         assert (found is None) == (wanted is None)
         if found is not None and wanted is not None:
             assert (found.length, found.tokens) == wanted
+
+
+def test_repetition_goes_on() -> None:
+    index = SuffixIndex()
+    index.follow([5, 9, 9, 9, 9])
+    assert index.match(6) == Match((9,) * 6, 3)
+    index.follow([5, 9, 9, 9, 9, 1, 2, 3, 1, 2, 3])
+    assert index.match(5) == Match((1, 2, 3, 1, 2), 3)
 
 
 def test_another_sequence_is_indexed_anew() -> None:

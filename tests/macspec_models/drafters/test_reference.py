@@ -11,10 +11,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from reference import Reference
 
 from macspec_models.checkpoints import load_drafter
-from tests.macspec_models.drafters.reference import Reference
-from tests.tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
+from tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
 
 #: Relative to the largest value of the reference.
 TOLERANCE = 1e-4
