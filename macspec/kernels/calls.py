@@ -136,6 +136,32 @@ class Kernels:
         )
         return y
 
+    def verify_qmm_matrix(
+        self,
+        x: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        biases: mx.array,
+        *,
+        group_size: int,
+        bits: int,
+        rows: int | mx.array | None = None,
+    ) -> mx.array:
+        """`verify_qmm` by 8x8 matrix products; see ``verify_qmm_matrix.metal``."""
+        _check_affine(w, scales, group_size, bits, x.shape[-1])
+        count, columns = x.shape[0], w.shape[0]
+        tiles = -(-row_tile(count) // 8)
+        y: mx.array
+        (y,) = self.built(load("verify_qmm_matrix"))(
+            inputs=[x, w, scales, biases, as_count(count if rows is None else rows)],
+            template=[("T", x.dtype), ("BITS", bits), ("GROUP", group_size), ("TILES", tiles)],
+            grid=(-(-columns // 16) * 128, 1, 1),
+            threadgroup=(128, 1, 1),
+            output_shapes=[(count, columns)],
+            output_dtypes=[x.dtype],
+        )
+        return y
+
     def verify_moe_qmm(
         self,
         x: mx.array,

@@ -51,7 +51,7 @@ def case_name(kernel: str, shape: str, dtype: mx.Dtype, rows: int) -> str:
 
 
 def qmm_cases(kernels: Kernels, columns: int, width: int, bits: int, group: int, dtype: mx.Dtype) -> list[Case]:
-    """All row counts of one quantised matrix."""
+    """All row counts of one quantised matrix, by `verify_qmm` and by `verify_qmm_matrix`."""
     options: dict[str, Any] = {"group_size": group, "bits": bits}
 
     def inputs(rows: int) -> Callable[[int], Arrays]:
@@ -64,18 +64,19 @@ def qmm_cases(kernels: Kernels, columns: int, width: int, bits: int, group: int,
 
     return [
         Case(
-            "verify_qmm",
+            name,
             qmm_shape(columns, width, bits, group),
             _plain(dtype),
             rows,
-            load("verify_qmm").digest,
+            load(name).digest,
             inputs(rows),
-            lambda *a: kernels.verify_qmm(*a, **options),
+            lambda *a, call=call: call(*a, **options),
             lambda *a: reference.verify_qmm(*a, **options),
             _on_cpu(lambda *a: reference.verify_qmm(*a, **options)),
             TOLERANCE[dtype],
-            lambda x, *packed: kernels.verify_qmm(x[:1], *packed, **options),
+            lambda x, *packed, call=call: call(x[:1], *packed, **options),
         )
+        for name, call in (("verify_qmm", kernels.verify_qmm), ("verify_qmm_matrix", kernels.verify_qmm_matrix))
         for rows in PROBED_ROWS
     ]
 
@@ -167,15 +168,6 @@ def token_cases(kernels: Kernels, vocab: int, dtype: mx.Dtype) -> list[Case]:
     def inputs(rows: int) -> Callable[[int], Arrays]:
         return lambda variant: [(mx.random.normal((rows, vocab), key=mx.random.key(variant)) * 4).astype(dtype)]
 
-    def choose(temperature: float) -> dict[str, Callable[..., mx.array]]:
-        key: dict[str, Any] = {"temperature": temperature, "seed": 0x9E3779B97F4A7C15, "position": 1000}
-        return {
-            "ours": lambda a: kernels.keyed_choice(a, **key),
-            "stock": lambda a: reference.keyed_choice(a, **key),
-            "reference": _on_cpu(lambda a: reference.keyed_choice(a, **key)),
-            "first_row": lambda a: kernels.keyed_choice(a[:1], **key),
-        }
-
     shape, plain = f"vocab {vocab}", _plain(dtype)
     found = []
     for rows in PROBED_ROWS:
@@ -194,10 +186,21 @@ def token_cases(kernels: Kernels, vocab: int, dtype: mx.Dtype) -> list[Case]:
             )
         )
         for name, temperature in (("greedy", 0.0), ("warm", 0.8)):
-            # A token is right or wrong: the tolerance is below one id in any vocabulary.
-            digest, functions = load("keyed_choice").digest, choose(temperature)
+            key: dict[str, Any] = {"temperature": temperature, "seed": 0x9E3779B97F4A7C15, "position": 1000}
             found.append(
-                Case("keyed_choice", f"{name} {shape}", plain, rows, digest, inputs(rows), tolerance=1e-8, **functions)
+                Case(
+                    "keyed_choice",
+                    f"{name} {shape}",
+                    plain,
+                    rows,
+                    load("keyed_choice").digest,
+                    inputs(rows),
+                    lambda a, key=key: kernels.keyed_choice(a, **key),
+                    lambda a, key=key: reference.keyed_choice(a, **key),
+                    _on_cpu(lambda a, key=key: reference.keyed_choice(a, **key)),
+                    1e-8,  # a token is right or wrong: below one id in any vocabulary
+                    lambda a, key=key: kernels.keyed_choice(a[:1], **key),
+                )
             )
     return found
 

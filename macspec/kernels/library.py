@@ -6,6 +6,7 @@ that was not prepared is not used (in ``probe`` mode), so a round never waits fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -57,6 +58,7 @@ class KernelLibrary:
         self._cases: dict[str, Case] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._used: dict[str, bool] = {}
+        self._ranking: dict[str, float] = {}
         #: Cases asked for since the last `guard`, in order: the suspects when a round fails.
         self._active: dict[str, None] = {}
 
@@ -70,6 +72,15 @@ class KernelLibrary:
         if used:
             self._active[case] = None
         return used
+
+    def best(self, *cases: str) -> int | None:
+        """Index of the case to run among rivals for the same work, None for MLX's own op.
+
+        The largest ratio wins; in exact mode the largest mean ratio over all row counts, so that one kernel runs for
+        every row count. Unraced rivals (``force``) rank in the order given.
+        """
+        order = sorted(range(len(cases)), key=lambda i: -self._ranking.get(cases[i], 0.0))
+        return next((i for i in order if self.uses(cases[i])), None)
 
     def prepare(self, cases: Iterable[Case], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Decide every case: from the store where it knows it, by a probe otherwise, within the time budget.
@@ -153,20 +164,24 @@ class KernelLibrary:
         if self._store is not None:
             self._store.put(name, verdict)
 
+    def _family(self, case: Case) -> list[str]:
+        """The cases that differ from this one in the row count only."""
+        key = (case.kernel, case.shape, case.dtype)
+        return [name for name, other in self._cases.items() if (other.kernel, other.shape, other.dtype) == key]
+
     def _select(self) -> None:
         for name, case in self._cases.items():
             verdict = self._verdicts.get(name)
             if self.mode is Mode.FORCE:
                 self._used[name] = verdict is None or verdict.outcome not in (Outcome.FAILED, Outcome.CRASHED)
             elif self.exact:
-                family = [
-                    n
-                    for n, c in self._cases.items()
-                    if (c.kernel, c.shape, c.dtype) == (case.kernel, case.shape, case.dtype)
-                ]
+                family = self._family(case)
                 self._used[name] = all(n in self._verdicts and self._verdicts[n].outcome in RIGHT for n in family)
             else:
                 self._used[name] = verdict is not None and verdict.outcome is Outcome.WINS
+            rivals = self._family(case) if self.exact else [name]
+            ratios = [v.ratio for n in rivals if (v := self._verdicts.get(n)) is not None and v.ratio]
+            self._ranking[name] = sum(map(math.log, ratios)) / len(ratios) if ratios else 0.0
 
 
 def kernels_here() -> Kernels | None:

@@ -222,10 +222,13 @@ def _qmm(module: Any, library: KernelLibrary, x: mx.array) -> mx.array | None:
         return None
     columns = module["weight"].shape[0]
     shape = cases.qmm_shape(columns, width, module.bits, module.group_size)
-    if not library.uses(cases.case_name("verify_qmm", shape, x.dtype, rows)):
+    names = (cases.case_name(kernel, shape, x.dtype, rows) for kernel in ("verify_qmm", "verify_qmm_matrix"))
+    best = library.best(*names)
+    if best is None:
         return None
+    call = (library.kernels.verify_qmm, library.kernels.verify_qmm_matrix)[best]
     packed = (module["weight"], module["scales"], module["biases"])
-    y = library.kernels.verify_qmm(x.reshape(rows, width), *packed, group_size=module.group_size, bits=module.bits)
+    y = call(x.reshape(rows, width), *packed, group_size=module.group_size, bits=module.bits)
     return y.reshape(*x.shape[:-1], columns)
 
 

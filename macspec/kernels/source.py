@@ -17,6 +17,7 @@ NAMES = (
     "keyed_choice",
     "accept_prefix",
     "verify_qmm",
+    "verify_qmm_matrix",
     "verify_moe_qmm",
     "verify_attention",
     "verify_attention_merge",

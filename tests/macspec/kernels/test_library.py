@@ -238,6 +238,25 @@ def test_the_budget_leaves_the_rest_for_the_next_start(tmp_path):
     assert all(row["outcome"] == Outcome.WINS for row in later.table())
 
 
+def test_the_faster_of_two_rivals_runs_and_in_exact_mode_the_same_for_every_row_count():
+    class TwoKernels(ScriptedDevice):
+        def race(self, case, budget_s):
+            few = case.rows == 1
+            return (1.0, 2.0 if few else 1.1) if case.kernel == "verify_qmm" else (1.0, 0.9 if few else 5.0)
+
+    rivals = [case(rows, kernel=kernel) for rows in (1, 16) for kernel in ("verify_qmm", "verify_qmm_matrix")]
+    names = [c.name for c in rivals]
+    fast, exact = library(device=TwoKernels()), library(device=TwoKernels(), exact=True)
+    fast.prepare(rivals)
+    exact.prepare(rivals)
+    assert (fast.best(*names[:2]), fast.best(*names[2:])) == (0, 1)
+    assert (exact.best(*names[:2]), exact.best(*names[2:])) == (1, 1)
+    assert library(mode="force").best(*names[:2]) == 0 and library(mode="off").best(*names[:2]) is None
+    fast.guard(lambda: fast.best(*names[2:]), lambda: None)
+    fast.disable_active(RuntimeError("died"))
+    assert fast.best(*names[2:]) == 0  # the other one takes over
+
+
 def test_without_metal_there_are_no_kernels():
     assert kernels_here() is None
     here = library_here("probe")
@@ -255,7 +274,7 @@ def test_real_cases_pass_on_the_executor():
     kernels = Kernels(metal_kernel)
     chosen = KernelLibrary("probe", kernels, device=Executor(), box_s=1e6, budget_s=1e6)
     wanted = [
-        *cases.qmm_cases(kernels, 12, 128, 4, 64, mx.bfloat16)[:3:2],
+        *cases.qmm_cases(kernels, 12, 128, 4, 64, mx.bfloat16)[2::10],
         *cases.moe_cases(kernels, 4, 2, 12, 64, 4, 64, mx.bfloat16, True)[2:3],
         *cases.token_cases(kernels, 700, mx.bfloat16)[3:6],
         *cases.attention_cases(kernels, 4, 2, 64, mx.bfloat16, contexts=(70,))[2:3],

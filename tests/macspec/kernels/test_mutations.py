@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -36,6 +37,12 @@ FAULTS = [
     ("verify_qmm", "step * STEP / GROUP", "step / GROUP"),
     ("verify_qmm", "uint at = m * K", "uint at = m * N"),
     ("verify_qmm", "step += 32", "step += 31"),
+    ("verify_qmm_matrix", BARRIER, ""),
+    ("verify_qmm_matrix", "j + row % 2", "j + column % 2"),
+    ("verify_qmm_matrix", "step += PARTS", "step += PARTS + 1"),
+    ("verify_qmm_matrix", "chunk * CHUNK / GROUP", "chunk / GROUP"),
+    ("verify_qmm_matrix", "x_chunk = step * 4 + row / 2", "x_chunk = chunk"),
+    ("verify_qmm_matrix", "n < N && chunk < chunks", "n < N"),
     ("verify_moe_qmm", BARRIER, ""),
     ("verify_moe_qmm", "member[m] / TOPK", "member[m] % TOPK"),
     ("verify_moe_qmm", "earliest == a", "earliest != a"),
@@ -90,12 +97,13 @@ def check_accept_prefix(kernels):
     assert accept([1, 2, 3], [1, 5, 9, 4], 1, [7, -1]) == ([1, 5, -1, -1], [1, 2, 5, 0])
 
 
-def check_verify_qmm(kernels):
+def check_verify_qmm(kernels, name="verify_qmm"):
     for bits in (3, 4):
         packed = mx.quantize(mx.random.normal((10, 1056), key=mx.random.key(bits)), group_size=32, bits=bits)
         x = mx.random.normal((2, 1056), key=mx.random.key(9))
         expected = x @ mx.dequantize(*packed, group_size=32, bits=bits).T
-        assert mx.abs(kernels.verify_qmm(x, *packed, group_size=32, bits=bits) - expected).max() < 1e-3
+        found = getattr(kernels, name)(x, *packed, group_size=32, bits=bits)
+        assert mx.abs(found - expected).max() < 1e-3
 
 
 def check_verify_moe_qmm(kernels):
@@ -135,6 +143,7 @@ CHECKS: dict[str, Callable[[calls.Kernels], None]] = {
     "keyed_choice": check_keyed_choice,
     "accept_prefix": check_accept_prefix,
     "verify_qmm": check_verify_qmm,
+    "verify_qmm_matrix": partial(check_verify_qmm, name="verify_qmm_matrix"),
     "verify_moe_qmm": check_verify_moe_qmm,
     "verify_attention": check_verify_attention,
     "verify_attention_merge": check_verify_attention,

@@ -33,73 +33,83 @@ def check(y: mx.array, x: np.ndarray, w: np.ndarray, dtype: mx.Dtype) -> None:
     assert (np.abs(f64(y) - exact) <= 2.0**-20 * size + 2 * ROUNDING[dtype] * np.abs(exact) + 1e-30).all()
 
 
-def one(kernels, every_schedule, bits, group, dtype, rows, columns, width):
+KERNELS = pytest.mark.parametrize("name", ["verify_qmm", "verify_qmm_matrix"])
+
+
+def one(kernels, every_schedule, name, bits, group, dtype, rows, columns, width):
+    call = getattr(kernels, name)
     packed, w = weights((columns, width), bits, group, dtype)
     x = (mx.random.normal((rows, width)) * 2).astype(dtype)
-    every_schedule(lambda: kernels.verify_qmm(x, *packed, group_size=group, bits=bits))
-    check(kernels.verify_qmm(x, *packed, group_size=group, bits=bits), f64(x), w, dtype)
-    traffic = kernels.built(load("verify_qmm")).report.buffers
+    every_schedule(lambda: call(x, *packed, group_size=group, bits=bits))
+    check(call(x, *packed, group_size=group, bits=bits), f64(x), w, dtype)
+    traffic = kernels.built(load(name)).report.buffers
     assert traffic["w"].read == traffic["w"].read_distinct == traffic["w"].size
     assert traffic["scales"].read_distinct == traffic["scales"].size
 
 
+@KERNELS
 @pytest.mark.parametrize(("bits", "group", "dtype"), SAMPLE)
-def test_equals_float64_and_reads_weights_once(kernels, every_schedule, bits, group, dtype):
-    one(kernels, every_schedule, bits, group, dtype, rows=16, columns=21, width=group * 9)
+def test_equals_float64_and_reads_weights_once(kernels, every_schedule, name, bits, group, dtype):
+    one(kernels, every_schedule, name, bits, group, dtype, rows=16, columns=21, width=group * 9)
 
 
 @pytest.mark.slow
+@KERNELS
 @pytest.mark.parametrize(("bits", "group", "dtype"), [c for c in ALL if c not in SAMPLE])
-def test_equals_float64_for_every_format(kernels, every_schedule, bits, group, dtype):
-    one(kernels, every_schedule, bits, group, dtype, rows=16, columns=21, width=group * 9)
+def test_equals_float64_for_every_format(kernels, every_schedule, name, bits, group, dtype):
+    one(kernels, every_schedule, name, bits, group, dtype, rows=16, columns=21, width=group * 9)
 
 
+@KERNELS
 @pytest.mark.parametrize(
     ("rows", "columns", "width"), [(1, 1, 64), (2, 9, 2112), (3, 8, 1024), (7, 1, 4160), (12, 16, 64), (16, 130, 128)]
 )
-def test_odd_shapes(kernels, every_schedule, rows, columns, width):
-    one(kernels, every_schedule, 4, 64, mx.bfloat16, rows, columns, width)
+def test_odd_shapes(kernels, every_schedule, name, rows, columns, width):
+    one(kernels, every_schedule, name, 4, 64, mx.bfloat16, rows, columns, width)
 
 
+@KERNELS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_are_read_once_and_bits_do_not_depend_on_rows_or_place(kernels, dtype):
+def test_weights_are_read_once_and_bits_do_not_depend_on_rows_or_place(kernels, name, dtype):
+    call = getattr(kernels, name)
     packed, _ = weights((12, 320), 4, 64, dtype, seed=3)
     x = mx.random.normal((16, 320)).astype(dtype)
-    alone = [kernels.verify_qmm(x[r : r + 1], *packed, group_size=64, bits=4) for r in range(16)]
-    alone = mx.concatenate(alone)
+    alone = mx.concatenate([call(x[r : r + 1], *packed, group_size=64, bits=4) for r in range(16)])
     for rows in range(1, 17):
         for first in {0, 16 - rows}:
-            y = kernels.verify_qmm(x[first : first + rows], *packed, group_size=64, bits=4)
+            y = call(x[first : first + rows], *packed, group_size=64, bits=4)
             assert mx.array_equal(y, alone[first : first + rows]), (rows, first)
-            traffic = kernels.built(load("verify_qmm")).report.buffers["w"]
+            traffic = kernels.built(load(name)).report.buffers["w"]
             assert traffic.read == traffic.size
-    order = [5, 0, 11, 3]
-    assert mx.array_equal(
-        kernels.verify_qmm(x[mx.array(order)], *packed, group_size=64, bits=4), alone[mx.array(order)]
-    )
+    order = mx.array([5, 0, 11, 3])
+    assert mx.array_equal(call(x[order], *packed, group_size=64, bits=4), alone[order])
 
 
+@KERNELS
 @pytest.mark.parametrize("bits", [3, 8])
-def test_other_formats_are_row_count_invariant_too(kernels, bits):
+def test_other_formats_are_row_count_invariant_too(kernels, name, bits):
+    call = getattr(kernels, name)
     packed, _ = weights((9, 320), bits, 32, mx.bfloat16, seed=4)
     x = mx.random.normal((6, 320)).astype(mx.bfloat16)
-    whole = kernels.verify_qmm(x, *packed, group_size=32, bits=bits)
+    whole = call(x, *packed, group_size=32, bits=bits)
     for r in (0, 5):
-        assert mx.array_equal(kernels.verify_qmm(x[r : r + 1], *packed, group_size=32, bits=bits), whole[r : r + 1])
+        assert mx.array_equal(call(x[r : r + 1], *packed, group_size=32, bits=bits), whole[r : r + 1])
 
 
-def test_rows_beyond_the_count_are_not_computed(kernels):
-    packed, w = weights((16, 256), 4, 64, mx.float32, seed=5)
-    x = mx.random.normal((8, 256))
-    whole = kernels.verify_qmm(x, *packed, group_size=64, bits=4)
-    full = kernels.built(load("verify_qmm")).report
-    for count in (0, 3, 8, 100):
-        y = kernels.verify_qmm(x, *packed, group_size=64, bits=4, rows=mx.array([count], mx.int32))
-        kept = min(count, 8)
+@KERNELS
+def test_rows_beyond_the_count_are_not_computed(kernels, name):
+    call = getattr(kernels, name)
+    packed, _ = weights((16, 256), 4, 64, mx.float32, seed=5)
+    x = mx.random.normal((16, 256))
+    whole = call(x, *packed, group_size=64, bits=4)
+    full = kernels.built(load(name)).report
+    for count in (0, 3, 16, 100):
+        y = call(x, *packed, group_size=64, bits=4, rows=mx.array([count], mx.int32))
+        kept = min(count, 16)
         assert mx.array_equal(y[:kept], whole[:kept]) and not np.array(y[kept:]).any()
-        part = kernels.built(load("verify_qmm")).report
-        assert part.buffers["x"].read == full.buffers["x"].read * kept // 8
-        if full.flops and kept < 8:
+        part = kernels.built(load(name)).report
+        assert part.buffers["x"].read == full.buffers["x"].read * kept // 16
+        if full.flops and kept < 16:
             assert part.flops < full.flops
 
 
