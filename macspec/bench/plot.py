@@ -85,7 +85,7 @@ def _histogram_panel(best: Row, top: float, left: float, width: float) -> list[s
     assert best.spec_decode is not None
     counts = best.spec_decode.accepted_histogram
     total = sum(counts) or 1
-    title = f"Accepted draft tokens per round, {best.arm} (τ {best.acceptance_length or 0:.2f})"
+    title = f"Accepted per round, {best.arm} (τ {best.acceptance_length or 0:.2f})"
     parts = [_text(left, top - 14, title, 14, weight="600")]
     y = _axis(parts, 100 * max(counts, default=0) / total or 1, top, left, width, unit=" %")
     step = width / max(len(counts), 1)
@@ -99,7 +99,7 @@ def _histogram_panel(best: Row, top: float, left: float, width: float) -> list[s
 def _ladder_panel(report: Report, best: Row, top: float, left: float, width: float) -> list[str]:
     assert best.spec_decode is not None
     ladder = report.ladder
-    parts = [_text(left, top - 14, "Milliseconds per pass by rows; shaded: rows chosen", 14, weight="600")]
+    parts = [_text(left, top - 14, "Cost of a pass by rows; shaded: chosen", 14, weight="600")]
     y = _axis(parts, max(ms for _, ms in ladder), top, left, width, unit=" ms")
     most = int(max(rows for rows, _ in ladder))
     step = width / most

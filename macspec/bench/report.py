@@ -185,15 +185,15 @@ def clip(text: str) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
 
 
-def wrap(text: str) -> list[str]:
-    """Lines of at most 80 columns, broken at spaces."""
+def wrap(text: str, width: int = WIDTH) -> list[str]:
+    """Lines of at most ``width`` columns, broken at spaces."""
     lines, line = [], ""
     for word in text.split():
-        if line and len(line) + 1 + len(word) > WIDTH:
+        if line and len(line) + 1 + len(word) > width:
             lines.append(line)
             line = ""
         line = f"{line} {word}" if line else word
-        while len(line) > WIDTH:
-            lines.append(line[:WIDTH])
-            line = line[WIDTH:]
+        while len(line) > width:
+            lines.append(line[:width])
+            line = line[width:]
     return [*lines, line] if line else lines

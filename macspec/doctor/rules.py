@@ -135,7 +135,7 @@ def _metal(facts: Facts) -> Iterator[Finding]:
     yield Finding("mlx", "ok", f"Metal GPU {facts.mlx.architecture}{memory}.")
     system = version(facts.machine.os_version)
     if gpu_generation(facts.mlx.architecture) >= NAX_GENERATION:
-        if system and system < NAX_MACOS:
+        if OLDEST_MACOS <= system < NAX_MACOS:
             yield Finding(
                 "mlx",
                 "problem",
@@ -247,14 +247,14 @@ def _pair(facts: Facts) -> Iterator[Finding]:
         yield Finding("model", "ok", f"{pair.target} is at {pair.target_path}.")
     if pair.drafter_error:
         yield Finding("drafter", "broken", f"The drafter: {pair.drafter_error}.", "Reinstall macspec or pull it again.")
-    elif pair.drafter_path is None:
+    elif pair.drafter_path is None and pair.target_config:
         yield Finding(
             "drafter",
             "note",
             "There is no drafter for this model, so it runs at plain speed.",
             "See: macspec models list",
         )
-    else:
+    elif pair.drafter_path is not None:
         mismatch = drafter_mismatch(pair.target_config, pair.drafter_config) if pair.target_config else ""
         if mismatch:
             yield Finding(
