@@ -34,6 +34,7 @@ _NESTED = {
     "markov_head_type",
     "enable_confidence_head",
     "confidence_head_with_markov",
+    "confidence_temperatures",
     "emb_dim",
     "gru_hidden_dim",
     "pure_draft_prefix_len",

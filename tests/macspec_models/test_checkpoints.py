@@ -149,6 +149,8 @@ def duplicate_name(_: dict[str, Any]) -> bytes:
 ten_terabytes = 10 * 2**40
 HUGE = {"dtype": "F32", "shape": [ten_terabytes // 4], "data_offsets": [0, ten_terabytes]}
 
+DSPARK: dict[str, Any] = {"architectures": ["DSparkDraftModel"]}
+
 #: name: how to spoil, and what the sentence must say.
 MALFORMED: dict[str, tuple[Spoil, str]] = {
     # The file
@@ -222,6 +224,8 @@ MALFORMED: dict[str, tuple[Spoil, str]] = {
     "width a word": (with_config(hidden_size="wide"), "hidden_size is 'wide'"),
     "layers true": (with_config(num_hidden_layers=True), "num_hidden_layers is True"),
     "activation": (with_config(hidden_act="gelu"), "hidden_act"),
+    "temperature of zero": (with_config(**DSPARK, confidence_temperatures=[1, 1, 1, 1, 1, 0]), "above zero"),
+    "temperatures too few": (with_config(**DSPARK, confidence_temperatures=[1]), "one number for each"),
     # The pairing
     "another width": (with_config(target_hidden_size=64), "hidden size 64"),
     "another depth": (with_config(num_target_layers=36), "layer count 36"),

@@ -66,7 +66,13 @@ _SHARED = {
 _OWN = {
     "dflash": set[str](),
     "dflash2": {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"},
-    "dspark": {"markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"},
+    "dspark": {
+        "markov_rank",
+        "markov_head_type",
+        "enable_confidence_head",
+        "confidence_head_with_markov",
+        "confidence_temperatures",
+    },
     "domino": {"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"},
 }
 
@@ -301,7 +307,13 @@ def _extra(fields: _Fields, kind: str, width: int) -> dict[str, Any]:
         with_markov = confident and bool(fields.flag("confidence_head_with_markov", False))
         if with_markov and not rank:
             raise fields.fail("markov_rank", "above zero when confidence_head_with_markov is true")
+        temperatures = fields.get("confidence_temperatures", [])
+        if not isinstance(temperatures, list) or not all(type(t) in (int, float) and 0 < t < 1e6 for t in temperatures):
+            raise fields.fail("confidence_temperatures", "a list of numbers above zero")
+        if temperatures and len(temperatures) != fields.integer("block_size"):
+            raise fields.fail("confidence_temperatures", "one number for each draft token of a block")
         return {
+            "confidence_temperatures": tuple(map(float, temperatures)),
             "markov_rank": rank,
             "markov_head_type": head,
             "enable_confidence_head": confident,

@@ -83,7 +83,8 @@ class DSparkDrafter(DFlashDrafter):
 
     def __init__(self, network: DFlashNetwork, embed: Embed, head: DraftHead) -> None:
         super().__init__(network, embed, head)
-        self.temperatures: Sequence[float] = (1.0,) * self.max_depth
+        given: tuple[float, ...] = network.config.extra["confidence_temperatures"]
+        self.temperatures: Sequence[float] = given or (1.0,) * self.max_depth
         self.markov = cast("MarkovHead | None", network.markov_head if "markov_head" in network else None)
         self.project: Any = None
         if self.markov is not None:

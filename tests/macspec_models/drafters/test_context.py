@@ -187,6 +187,23 @@ def test_long_contexts_pass_the_sliding_window(tmp_path: Path) -> None:
     assert all(isinstance(array, mx.array) for array in context.arrays())
 
 
+def test_drafting_and_committing_copy_no_context() -> None:
+    buffer = LayerBuffer(None)
+    buffer.append(*rows(0, 20_000))
+    mx.eval(buffer.keys, buffer.values)
+    assert buffer.keys is not None
+    whole = buffer.keys.nbytes
+    for step in range(3):
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        keys, values = buffer.with_block(*rows(buffer.length, buffer.length + 4))
+        mx.eval(keys.sum(), values.sum())
+        del keys, values
+        buffer.append(*rows(20_000 + step, 20_001 + step))
+        mx.eval(buffer.keys, buffer.values)
+        assert mx.get_peak_memory() - before < whole / 4
+
+
 def test_nothing_wanted_gives_nothing(drafter: Any) -> None:
     block = drafter.draft(drafter.new_context(), 1, [1], limit=0)
     assert block.tokens.shape == (0,) and block.confidence.shape == (0, 3)

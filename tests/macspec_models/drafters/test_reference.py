@@ -256,11 +256,10 @@ def test_dspark_equals_reference(name: str, tmp_path: Path) -> None:
 
 
 def test_dspark_temperatures_rescale_the_confidence_head(tmp_path: Path) -> None:
-    case = Case(tmp_path, kind="dspark")
+    case = Case(tmp_path, kind="dspark", confidence_temperatures=[2, 1, 0.5, 1, 1, 1])
     drafter = case.load()
     _, _, sure = case.reference.dspark(case.features, ANCHOR, 6)
     assert sure is not None
-    drafter.temperatures = (2.0, 1.0, 0.5, 1.0, 1.0, 1.0)
     logit = np.log(sure / (1 - sure)) / np.array(drafter.temperatures)
     block = drafter.draft(case.context(drafter), ANCHOR, [ANCHOR])
     assert relative(np.array(block.confidence)[:, 0], 1 / (1 + np.exp(-logit))) < TOLERANCE
