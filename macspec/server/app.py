@@ -165,10 +165,7 @@ class Application:
                 told = as_macspec_error(error, request_id)
                 if speaks_anthropic(path):
                     return frame(anthropic_error(told, request_id), "error")
-                value = openai_error(told)
-                if kind.body is ResponsesBody:
-                    return frame({"type": "error", **value["error"], **value, "sequence_number": 0}, "error")
-                return frame(value)
+                return frame(openai_error(told))
 
             frames = kind.stream(self.service, body, _who(scope))
             await EventStream(frames, tell, self.service.config)(scope, receive, send)

@@ -68,7 +68,9 @@ async def complete(service: Service, body: CompletionBody, who: str) -> dict[str
         async for event in events:
             outcome.add(_as_text(event), per_prompt)
     choices = [
-        _choice(index, choice.text, choice.finish_reason, _Offsets().logprobs(choice.tokens, body.logprobs))
+        _choice(
+            index, choice.text, finish_reason(choice.reason, False), _Offsets().logprobs(choice.tokens, body.logprobs)
+        )
         for index, choice in sorted(outcome.choices.items())
     ]
     return {**head.wrap("text_completion", choices), "usage": outcome.usage(), "timings": outcome.timings()}
@@ -121,7 +123,7 @@ async def stream(service: Service, body: CompletionBody, who: str) -> AsyncGener
             if isinstance(event, PrefillProgress):
                 yield comment(f"prefill {event.done}/{event.total}")
                 continue
-            extra: dict[str, Any] = {"usage": None} if usage else {}
+            extra: dict[str, Any] = {}
             if isinstance(event, Text) and (event.text or (event.tokens and body.logprobs is not None)):
                 logprobs = offsets.setdefault(event.index, _Offsets()).logprobs(event.tokens, body.logprobs)
                 choice = _choice(event.index, event.text, None, logprobs)

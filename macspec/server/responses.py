@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
-from macspec.errors import RequestError, UnsupportedError
+from macspec.errors import MacspecError, RequestError, UnsupportedError
 from macspec.request import Event, Finished, GenerationRequest, PrefillProgress, Text, TokenInfo, ToolCall
 from macspec.server import convert
 from macspec.server.answers import Outcome, Service, logprob_value, new_id
 from macspec.server.chat import reasoning_effort
+from macspec.server.errors import openai_error
 from macspec.server.schemas import ResponsesBody
 from macspec.server.streams import comment, frame
 from macspec.worker.protocol import EngineInfo
@@ -146,6 +147,10 @@ class _Response:
     def finish(self, reason: str) -> None:
         """Set the final status."""
         self.status = "incomplete" if reason in ("length", "cancelled") else "completed"
+
+    def fail(self, message: str) -> None:
+        """Set the final status of an answer that broke off."""
+        self.status, self.error = "failed", {"code": "server_error", "message": message}
 
     def value(self) -> dict[str, Any]:
         """JSON values now."""
@@ -320,17 +325,26 @@ async def stream(service: Service, body: ResponsesBody, who: str) -> AsyncGenera
         return data
 
     begun = False
-    async with aclosing(cast(Any, service.events([planned], who, PARAM_NAMES))) as events:
-        async for event in events:
-            if not begun:
-                begun = True
-                yield send({"type": "response.created", "response": response.value()})
-                yield send({"type": "response.in_progress", "response": response.value()})
-            response.outcome.add(event)
-            if isinstance(event, PrefillProgress):
-                yield comment(f"prefill {event.done}/{event.total}")
-            for value in items.of(event):
-                yield send(value)
-            if isinstance(event, Finished):
-                response.finish(event.reason)
-                yield send({"type": f"response.{response.status}", "response": response.value()})
+    try:
+        async with aclosing(cast(Any, service.events([planned], who, PARAM_NAMES))) as events:
+            async for event in events:
+                if not begun:
+                    begun = True
+                    yield send({"type": "response.created", "response": response.value()})
+                    yield send({"type": "response.in_progress", "response": response.value()})
+                response.outcome.add(event)
+                if isinstance(event, PrefillProgress):
+                    yield comment(f"prefill {event.done}/{event.total}")
+                for value in items.of(event):
+                    yield send(value)
+                if isinstance(event, Finished):
+                    response.finish(event.reason)
+                    yield send({"type": f"response.{response.status}", "response": response.value()})
+    except MacspecError as error:
+        if not begun:
+            raise
+        told = openai_error(error)["error"]
+        response.fail(error.message)
+        yield send({"type": "response.failed", "response": response.value()})
+        # Clients that skip the event above stop at this one.
+        yield send({**told, "type": "error", "error": told})
