@@ -136,7 +136,6 @@ class _Response:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
-            "user": None,
         }
 
     @property
@@ -163,8 +162,7 @@ class _Response:
             "error": self.error,
             "incomplete_details": limited,
             "output": self.output,
-            "usage": self._usage() if done else None,
-            **({"timings": self.outcome.timings()} if done else {}),
+            **({"usage": self._usage(), "timings": self.outcome.timings()} if done else {}),
         }
 
     def _usage(self) -> dict[str, Any]:
