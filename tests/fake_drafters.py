@@ -22,6 +22,9 @@ class CountingContext:
     def trim(self, length: int) -> None:
         self.length = min(self.length, length)
 
+    def skip(self, count: int) -> None:
+        self.length += count
+
     def fork(self) -> CountingContext:
         return CountingContext(self.length)
 

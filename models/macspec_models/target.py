@@ -26,7 +26,8 @@ class Target:
         self.layers = len(model.layers)
         self.max_context = int(text.get("max_position_embeddings") or 32_768)
         self._inner = _inner(model)
-        self.vocab_size = int(text.get("vocab_size") or self._inner.embed_tokens.weight.shape[0])
+        self._embedding = next(self._inner[name] for name in _EMBEDDINGS if name in self._inner)
+        self.vocab_size = int(text.get("vocab_size") or self._embedding.weight.shape[0])
         self.dtype = self.embed(mx.array([0])).dtype
         self._taps: Taps | None = None
 
@@ -86,14 +87,18 @@ class Target:
 
     def embed(self, tokens: mx.array) -> mx.array:
         """The target's own embedding of token ids, before any scaling the model applies."""
-        return cast(mx.array, self._inner.embed_tokens(tokens))
+        return cast(mx.array, self._embedding(tokens))
 
     def head(self, hidden: mx.array) -> mx.array:
         """Logits of final hidden states ``[..., width]``, by the target's own output layer."""
         for owner in (self.model, getattr(self.model, "language_model", None)):
             if owner is not None and "lm_head" in owner:
                 return cast(mx.array, owner.lm_head(hidden))
-        return cast(mx.array, self._inner.embed_tokens.as_linear(hidden))
+        return cast(mx.array, self._embedding.as_linear(hidden))
+
+
+#: What decoder stacks call their token embedding.
+_EMBEDDINGS = ("embed_tokens", "embeddings")
 
 
 def _inner(model: Any) -> Any:
@@ -101,7 +106,7 @@ def _inner(model: Any) -> Any:
     queue = [model]
     while queue:
         module = queue.pop(0)
-        if "embed_tokens" in module and "layers" in module:
+        if "layers" in module and any(name in module for name in _EMBEDDINGS):
             return module
         queue.extend(module[name] for name in ("model", "language_model", "backbone", "transformer") if name in module)
     raise CheckpointError(
