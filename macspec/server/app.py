@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from macspec.server import chat, completions, messages, misc, responses
+from macspec.server import chat, completions, messages, misc, openapi, responses
 from macspec.server.answers import Service, new_id
 from macspec.server.body import ClientGone, check_headers, read_json
 from macspec.server.config import ServerConfig
@@ -92,6 +92,7 @@ class Application:
                 Route(prefix + "/health", self._health, methods=["GET"]),
                 Route(prefix + "/metrics", self._metrics, methods=["GET"]),
             ]
+        routes.append(Route("/openapi.json", self._openapi, methods=["GET"]))
         return [*routes, Route("/", self._hello, methods=["GET"])]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,6 +201,9 @@ class Application:
     async def _metrics(self, request: Request) -> Response:
         text = await misc.metrics(self.service)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi.document())
 
     async def _hello(self, request: Request) -> Response:
         return PlainTextResponse("macspec is running. The API is under /v1.\n")
