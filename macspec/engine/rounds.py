@@ -10,12 +10,12 @@ from typing import cast
 
 import mlx.core as mx
 import numpy as np
-from macspec_models.drafters.interface import DraftBlock, Drafter
 
 from macspec.engine.sampling import Chooser, keyed_gumbel
 from macspec.engine.session import Session
 from macspec.engine.verify import accepted_prefix
 from macspec.scheduler.interface import Decision, DepthPolicy, RoundOutcome, RoundState, SlotConfidence
+from macspec_models.drafters.interface import DraftBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,16 @@ class Committed:
     outcome: RoundOutcome
     #: Target logits of the committed rows ``[len(tokens), vocab]``, for log-probabilities.
     logits: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """A draft read back from the device."""
+
+    tokens: list[int]
+    confidence: tuple[SlotConfidence, ...] = ()
+    features: tuple[float, ...] = ()
+    source: str = ""
 
 
 class Rounds:
@@ -70,13 +80,19 @@ class Rounds:
         if not self._asked:
             self._start_draft(state)
         self._asked = False
-        proposed, confidence = self._read_draft()
+        drafted = self._read_draft()
         draft_seconds, self._draft_seconds = self._draft_seconds, 0.0
 
         # Depth.
-        state = dataclasses.replace(state, max_depth=min(state.max_depth, len(proposed)), confidence=confidence)
+        state = dataclasses.replace(
+            state,
+            max_depth=min(state.max_depth, len(drafted.tokens)),
+            confidence=drafted.confidence,
+            features=drafted.features,
+            source=drafted.source,
+        )
         decision = self.policy.choose(state)
-        draft = proposed[: decision.depth]
+        draft = drafted.tokens[: decision.depth]
 
         # Verify.
         mark = time.perf_counter()
@@ -101,13 +117,14 @@ class Rounds:
             depth=len(draft),
             accepted=accepted,
             committed=len(committed),
-            drafted=len(proposed),
+            drafted=len(drafted.tokens),
             context=session.cache.length,
             draft_ms=1e3 * draft_seconds,
             verify_ms=1e3 * verify_seconds,
             other_ms=max(0.0, 1e3 * (elapsed - draft_seconds - verify_seconds)),
             temperature=self.temperature,
-            confidence=confidence,
+            confidence=drafted.confidence,
+            source=drafted.source,
         )
         self.policy.observe(outcome)
         return Committed(committed, decision, outcome, logits[: len(committed)])
@@ -148,21 +165,22 @@ class Rounds:
         vocab = self.session.target.vocab_size
         return self.temperature * keyed_gumbel(self.noise_seed, position, rows, vocab)
 
-    def _read_draft(self) -> tuple[list[int], tuple[SlotConfidence, ...]]:
+    def _read_draft(self) -> _Drafted:
         """Wait for the draft: its tokens and, when the policy wants them, their confidences. One host sync."""
         block, self._block = self._block, None
         if block is None:
-            return [], ()
+            return _Drafted([])
         mark = time.perf_counter()
         if not self.policy.needs_confidence:
             tokens = cast(list[int], block.tokens.tolist())
             self._draft_seconds += time.perf_counter() - mark
-            return tokens, ()
+            return _Drafted(tokens, source=block.source)
         # One small array carries both: token ids are exact in float32 up to 2^24.
         both = np.array(mx.concatenate([block.tokens.astype(mx.float32)[:, None], block.confidence], axis=1))
+        features = () if block.features is None else tuple(np.array(block.features).tolist())
         self._draft_seconds += time.perf_counter() - mark
         confidence = tuple(SlotConfidence(*map(float, row)) for row in both[:, 1:])
-        return both[:, 0].astype(int).tolist(), confidence
+        return _Drafted(both[:, 0].astype(int).tolist(), confidence, features, block.source)
 
 
 def run(rounds: Rounds, cancelled: Callable[[], bool]) -> Iterator[Committed]:

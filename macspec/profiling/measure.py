@@ -143,7 +143,7 @@ class Meter:
         assert context is not None
         length = context.length
         new = None if bed.features is None else bed.features[:2]
-        history = [self._anchor] * (length + 1 + (0 if new is None else new.shape[0]))
+        history = unrepeated(length + (0 if new is None else new.shape[0]), self.target.vocab_size, self._anchor)
         begin = self._clock()
         if new is not None:
             self.drafter.extend(context, new)
@@ -176,6 +176,11 @@ class Meter:
         cache.commit(kept, again)
         mx.eval(cache.arrays())
         return 1000.0 * (self._clock() - begin)
+
+
+def unrepeated(count: int, vocab: int, anchor: int) -> list[int]:
+    """``count`` random token ids and the anchor: a prompt lookup finds nothing in them, so the model has to draft."""
+    return [*random.Random(0).choices(range(vocab), k=count), anchor]
 
 
 def lifted(base: Sequence[float], few: Sequence[float]) -> list[float]:

@@ -11,10 +11,14 @@ from macspec.profiling.identity import identity
 from macspec.profiling.measure import Meter
 from macspec.profiling.store import Profile, ProfileStore
 from macspec.scheduler.cost import CostModel
+from macspec.scheduler.dscale import LengthPredictor
 from macspec.scheduler.interface import DepthPolicy
 from macspec.scheduler.policies import make_policy, needs_cost
 from macspec.scheduler.store import load_survival, save_survival
-from macspec.scheduler.survival import SurvivalModel
+from macspec.scheduler.survival import Prior, SurvivalModel
+
+#: Prompt lookup reports chances it has already settled against what came.
+LOOKUP_PRIOR = Prior(1.0, 0.0)
 
 #: Called with a stage, the amount done and the amount in all.
 Progress = Callable[[str, int, int], None]
@@ -65,13 +69,15 @@ class PolicyMaker:
         self._condition = condition
         self._profile: Profile | None = None
         self._cost: CostModel | None = None
-        self._survival: SurvivalModel | None = None
+        self._learned: dict[str, SurvivalModel] = {}
 
     def __call__(self, name: str) -> DepthPolicy:
         """The rule called ``name``; see `macspec.scheduler.make_policy` for the errors."""
-        if self.engine.drafter is None or not needs_cost(name):
+        if self.engine.drafter is None:
             return make_policy(name)
-        return make_policy(name, self.cost(), survival=self._learned() if name == "rate" else None)
+        if name == "dscale":
+            return make_policy(name, predictor=self._predictor())
+        return make_policy(name, self.cost(), survival=self._table) if needs_cost(name) else make_policy(name)
 
     @property
     def ladder_ms(self) -> tuple[float, ...]:
@@ -119,17 +125,31 @@ class PolicyMaker:
             self._say(sentence)
         return profile
 
-    def _learned(self) -> SurvivalModel:
-        if self._survival is None:
-            self._survival = SurvivalModel()
-            load_survival(self.store.survival_path(self.prepare().identity), self._survival)
-        return self._survival
+    def _table(self, source: str) -> SurvivalModel:
+        if source not in self._learned:
+            model = SurvivalModel(LOOKUP_PRIOR if source == "lookup" else None)
+            load_survival(self.store.survival_path(self.prepare().identity, source), model)
+            self._learned[source] = model
+        return self._learned[source]
+
+    def _predictor(self) -> LengthPredictor | None:
+        """The pair's length predictor, with the drafter set to feed it; None where the drafter cannot have one."""
+        drafter = self.engine.drafter
+        folder = getattr(drafter, "folder", None)
+        if folder is None or not hasattr(drafter, "feature_map"):
+            return None
+        from macspec_models.training.predictor import FILE
+        from macspec_models.training.predictor_command import feature_map
+
+        predictor = LengthPredictor.load(folder / FILE)
+        drafter.feature_map = feature_map(drafter, self.engine.target)
+        return predictor
 
     def save(self) -> None:
         """Keep what was learned; call it when the engine closes. Two processes that learned at once both count."""
         if self._profile is None:
             return
-        if self._survival is not None:
-            save_survival(self.store.survival_path(self._profile.identity), self._survival)
+        for source, model in self._learned.items():
+            save_survival(self.store.survival_path(self._profile.identity, source), model)
         if self._cost is not None and self._cost.suspect:
             self.store.mark_stale(self._profile.identity)

@@ -55,9 +55,9 @@ class ProfileStore:
         """File of a pair's ladder."""
         return self.folder / f"{slug(identity)}.json"
 
-    def survival_path(self, identity: Mapping[str, Any]) -> Path:
-        """File of a pair's learned survival table."""
-        return self.folder / f"{slug(identity)}.survival.json"
+    def survival_path(self, identity: Mapping[str, Any], source: str = "") -> Path:
+        """File of what was learned of a pair's drafts, by kind of proposer where a drafter has several."""
+        return self.folder / f"{slug(identity)}.{source or 'draft'}.survival.json"
 
     def load(self, identity: Mapping[str, Any]) -> tuple[Profile | None, str]:
         """The stored profile and "", or None and a sentence saying why it has to be measured."""

@@ -32,6 +32,8 @@ class RoundState:
     confidence: Sequence[SlotConfidence] = ()
     #: Inputs of a trained length predictor, flat, when the policy asks for them (``needs_features``).
     features: Sequence[float] = ()
+    #: Kind of proposer that made this block, where a drafter has several; their confidences are not comparable.
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class RoundOutcome:
     other_ms: float
     temperature: float = 0.0
     confidence: Sequence[SlotConfidence] = ()
+    #: As in `RoundState`.
+    source: str = ""
 
 
 class DepthPolicy(Protocol):

@@ -10,7 +10,7 @@ from macspec.scheduler.dscale import DScalePolicy, LengthPredictor
 from macspec.scheduler.ewma import EwmaPolicy
 from macspec.scheduler.interface import DepthPolicy
 from macspec.scheduler.published import AdaEDLPolicy, DCutPolicy, DSparkPolicy, SpecDecPlusPolicy
-from macspec.scheduler.rate import RatePolicy
+from macspec.scheduler.rate import RatePolicy, Tables
 from macspec.scheduler.simple import FixedPolicy, FullPolicy, PlainPolicy
 from macspec.scheduler.survival import SurvivalModel
 
@@ -24,14 +24,14 @@ def make_policy(
     name: str,
     cost: CostModel | None = None,
     *,
-    survival: SurvivalModel | None = None,
+    survival: SurvivalModel | Tables | None = None,
     predictor: LengthPredictor | Path | None = None,
 ) -> DepthPolicy:
     """The depth rule called ``name``.
 
     Args:
         cost: prices on this machine; needed by every rule that weighs costs.
-        survival: calibration to start from, shared and updated by the rule.
+        survival: calibration to start from, or a function that gives it by kind of proposer; updated by the rule.
         predictor: DScale's trained network, or its file; only ``dscale`` reads it.
 
     Raises:

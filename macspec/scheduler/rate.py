@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from macspec.scheduler.cost import CostModel
 from macspec.scheduler.depth import RateMeter, best_depth, is_flat
 from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
 from macspec.scheduler.parking import Mode, Parking
 from macspec.scheduler.survival import SurvivalModel
+
+#: Gives the survival table of a kind of proposer.
+Tables = Callable[[str], SurvivalModel]
 
 
 class RatePolicy:
@@ -19,14 +24,15 @@ class RatePolicy:
 
     Args:
         cost: prices on this machine.
-        survival: calibration so far; a fresh one by default.
+        survival: calibration so far, or a function that gives it by kind of proposer; fresh ones by default.
     """
 
     name = "rate"
 
-    def __init__(self, cost: CostModel, survival: SurvivalModel | None = None) -> None:
+    def __init__(self, cost: CostModel, survival: SurvivalModel | Tables | None = None) -> None:
         self.cost = cost
-        self.survival = survival if survival is not None else SurvivalModel()
+        self._make: Tables = survival if callable(survival) else lambda source: SurvivalModel()
+        self._tables = {"": survival} if isinstance(survival, SurvivalModel) else {}
         self.parking = Parking()
         self._meter = RateMeter()
         self._context = -1
@@ -36,6 +42,17 @@ class RatePolicy:
     @property
     def needs_confidence(self) -> bool:
         return True
+
+    @property
+    def survival(self) -> SurvivalModel:
+        """Calibration of a drafter that is the only proposer."""
+        return self.table("")
+
+    def table(self, source: str) -> SurvivalModel:
+        """Calibration of one kind of proposer."""
+        if source not in self._tables:
+            self._tables[source] = self._make(source)
+        return self._tables[source]
 
     def wants_draft(self, state: RoundState) -> bool:
         self._parked = False
@@ -57,7 +74,7 @@ class RatePolicy:
             return Decision(0, "parked: plain is faster" if self._parked else "nothing to verify", 1.0, plain)
         verify = cost.verify_curve(state.context)
         plain_rate = 1.0 / cost.plain_ms(state.context)
-        alive = self.survival.survival(state.confidence[:limit], state.temperature)
+        alive = self.table(state.source).survival(state.confidence[:limit], state.temperature)
         rate = self._meter.rate(plain_rate, max(plain_rate, self._best_rate(verify, limit)))
         replay = cost.ladder.replay
         if is_flat(verify[: limit + 1]) and not replay:
@@ -80,7 +97,7 @@ class RatePolicy:
         if not outcome.drafted:
             self.parking.plain_round(ms)
             return
-        self.survival.observe(outcome)
+        self.table(outcome.source).observe(outcome)
         plain_ms = self.cost.plain_ms(outcome.context)
         real = outcome.committed - ms / plain_ms
         expected = real if self._expected is None else self._expected - ms / plain_ms

@@ -65,7 +65,9 @@ def load_drafter(
         # A float32 target runs where half precision is slow or unwanted (CPU, exactness tests).
         network.set_dtype(mx.float32)
     embed, head = _tables(_own_tables(folder, config, target), config, target, head_rows, where)
-    return _KINDS[kind][1](network, embed, head)
+    drafter = _KINDS[kind][1](network, embed, head)
+    drafter.folder = folder
+    return drafter
 
 
 def quantize_drafter(folder: Path | str, out: Path | str, bits: int, *, group_size: int = 64) -> None:
