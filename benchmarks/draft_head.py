@@ -21,10 +21,9 @@ import numpy as np
 
 import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 from macspec_models.checkpoints import load_drafter
-from macspec_models.drafters.frequency import TokenCounts, read_counts
+from macspec_models.drafters.frequency import EMBEDDED_COUNTS, TokenCounts, read_counts
 from macspec_models.target import Target
 from macspec_models.training.responses import DATA, load_examples
-from macspec_models.training.token_counts import SHIPPED
 
 
 def greedy_answers(tokenizer: Any, count: int) -> list[Any]:
@@ -81,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure reduced draft heads.")
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
-    parser.add_argument("--counts", type=Path, default=SHIPPED)
+    parser.add_argument("--counts", type=Path, default=EMBEDDED_COUNTS)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2048, 4096, 8192, 16384])
     parser.add_argument("--answers", type=int, default=12)
     parser.add_argument("--stride", type=int, default=5)

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from macspec_models.errors import CheckpointError
 
+#: Counts that ship with the embedded pair; made by ``python -m macspec_models.training.token_counts``.
+EMBEDDED_COUNTS = Path(__file__).parent.parent / "embedded" / "token_counts.npz"
+
 #: The user's own tokens count this much more than shipped ones: they say what this person's model writes.
 OWN_WEIGHT = 4
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from macspec_models.drafters.frequency import EMBEDDED_COUNTS
 from macspec_models.training.responses import DATA, HELD_OUT
-
-#: Where the embedded pair's counts are kept.
-SHIPPED = Path(__file__).parent.parent / "embedded" / "token_counts.npz"
 
 
 def count_answers(path: Path, vocab: int, shortest: int = 12) -> NDArray[np.int64]:
@@ -36,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Count the tokens of the training answers.")
     parser.add_argument("--answers", type=Path, default=DATA / "responses.npz")
     parser.add_argument("--vocab", type=int, default=49152)
-    parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--out", type=Path, default=EMBEDDED_COUNTS)
     options = parser.parse_args()
     counts = count_answers(options.answers, options.vocab)
     partial = options.out.with_suffix(".partial.npz")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from macspec_models.drafters.frequency import read_counts
+from macspec_models.drafters.frequency import EMBEDDED_COUNTS, read_counts
 from macspec_models.training.responses import HELD_OUT
-from macspec_models.training.token_counts import SHIPPED, count_answers
+from macspec_models.training.token_counts import count_answers
 
 
 def test_held_out_and_short_answers_are_not_counted(tmp_path: Path) -> None:
@@ -21,6 +21,6 @@ def test_held_out_and_short_answers_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_shipped_counts_are_of_the_embedded_vocabulary() -> None:
-    counts = read_counts(SHIPPED)
+    counts = read_counts(EMBEDDED_COUNTS)
     assert counts.shape == (49152,)
     assert (counts > 0).sum() > 5000
