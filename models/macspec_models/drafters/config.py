@@ -34,8 +34,9 @@ KNOWN_UNSUPPORTED = {
     "Qwen3Eagle3Model": "an EAGLE-3 drafter",
 }
 
-#: Fields of ``dflash_config`` that only training reads.
+#: Fields of ``dflash_config`` that only training reads, or that say in other words what is read elsewhere.
 TRAINING_ONLY = {
+    "mask_token",
     "confidence_head_alpha",
     "ce_loss_alpha",
     "l1_loss_alpha",
