@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -116,6 +117,25 @@ def runtime_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(runtime_path()), mode=ctypes.RTLD_GLOBAL)
 
 
+def _flags() -> list[str]:
+    return [*_COMPILE, *(["-mno-red-zone"] if COUNTS_FLOPS else [])]
+
+
+@cache
+def _precompiled() -> Path:
+    """A folder with the precompiled ``msl.h``, which is most of a kernel's compile time."""
+    folder = cache_directory() / f"headers-{_key(_headers(), *_flags())}"
+    if not folder.exists():
+        fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
+        fresh.mkdir(exist_ok=True)
+        _call([compiler(), *_flags(), "-x", "c++-header", str(RUNTIME / "msl.h"), "-o", str(fresh / "msl.h.gch")])
+        try:
+            fresh.replace(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(fresh)
+    return folder
+
+
 @cache
 def _headers() -> str:
     return "".join((RUNTIME / name).read_text() for name in ("msl.h", "types.h", "interface.h"))
@@ -188,9 +208,9 @@ def build(code: str) -> tuple[ctypes.CDLL, Path]:
         work = path.with_suffix(f".{os.getpid()}")
         source, assembly, fresh = work.with_suffix(".cpp"), work.with_suffix(".s"), work.with_suffix(".new")
         source.write_text(code)
-        flags = [*_COMPILE, *(["-mno-red-zone"] if COUNTS_FLOPS else [])]
         try:
-            _call([compiler(), *flags, "-I", str(RUNTIME), "-S", str(source), "-o", str(assembly)])
+            include = ["-I", str(_precompiled()), "-I", str(RUNTIME)]
+            _call([compiler(), *_flags(), *include, "-S", str(source), "-o", str(assembly)])
             if COUNTS_FLOPS:
                 assembly.write_text(count_arithmetic(assembly.read_text()))
             _call([compiler(), "-shared", str(assembly), "-o", str(fresh), str(runtime_path()), "-lm"])
