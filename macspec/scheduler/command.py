@@ -6,9 +6,11 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from macspec.scheduler.calibration import calibration
 from macspec.scheduler.ladder import Ladder, LadderError
 from macspec.scheduler.policies import COMPARED
 from macspec.scheduler.simulate import Result, simulate
@@ -60,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", default="rate", metavar="NAME", help="all, or names separated by commas")
     parser.add_argument("--noise", type=float, default=0.0, help="relative spread of every time (default: 0)")
+    parser.add_argument("--calibration", action="store_true", help="print the calibration error of survival instead")
     parser.add_argument("--predictor", type=Path, metavar="FILE", help="trained network of the policy dscale")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -67,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `macspec simulate`; returns the exit code."""
     trace = synthetic_trace() if args.trace == "synthetic" else read_trace(Path(args.trace))
+    if args.calibration:
+        return _calibration(trace, as_json=args.json)
     names = list(COMPARED) if args.policy == "all" else [name.strip() for name in args.policy.split(",")]
     bounds = ["best-fixed", "oracle"]
     if all(item.chances for item in trace.rounds):
@@ -82,6 +87,18 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([_values(*pair) for pair in results], indent=1))
     else:
         _print(trace, results)
+    return 0
+
+
+def _calibration(trace: Trace, *, as_json: bool) -> int:
+    found = calibration(trace)
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        print(
+            f"Expected calibration error of survival over {found.rounds} rounds, after {found.learned_before} to learn "
+            f"from: {found.error:.3f} (the drafter's raw probabilities: {found.raw_error:.3f})"
+        )
     return 0
 
 

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from macspec.errors import MacspecError
 from macspec.scheduler.interface import RoundOutcome, SlotConfidence
 
@@ -37,8 +39,10 @@ SCHEMA = 1
 #: Observations the line's prior counts for, and those the line counts for in a cell.
 PRIOR_WEIGHT = 12.0
 CELL_WEIGHT = 16.0
-#: Rounds between two fits of the line, once the first ones are over.
-FIT_EVERY = 16
+#: Observations a zero offset of a slot group and temperature bucket counts for.
+ROW_WEIGHT = 4.0
+#: Rounds between two fits of the line; the first ones follow each other four times as fast.
+FIT_EVERY = 64
 #: Acceptance is never taken as certain or impossible: bound of a logit, and of the regime's bias.
 LOGIT_BOUND = 5.5
 BIAS_BOUND = 5.0
@@ -52,6 +56,10 @@ def _logit(p: float) -> float:
 
 
 _MIDS = tuple(_logit(0.5 * (low + high)) for low, high in zip((0.0, *EDGES), (*EDGES, 0.9998), strict=True))
+
+#: Mid-bin logit, and slot group with temperature bucket, of every cell.
+_X = np.tile(np.array(_MIDS), BUCKETS * GROUPS)
+_ROW = np.repeat(np.arange(BUCKETS * GROUPS), BINS)
 
 #: Hits and trials of cells, by cell number.
 Counts = dict[int, tuple[float, float]]
@@ -96,10 +104,12 @@ class SurvivalModel:
         self._slope, self._offset = self.prior.slope, self.prior.offset
         self._offsets = [0.0] * (BUCKETS * GROUPS)
         self._logits = [0.0] * CELLS
+        # Cells are brought up to date with the line when they are read: most never are.
+        self._fits = 1
+        self._fitted = [0] * CELLS
         self.bias = 0.0
         self._drift = self._drift_spread = 0.0
         self.rounds = 0
-        self._refresh_all()
 
     # --- reading
 
@@ -125,6 +135,8 @@ class SurvivalModel:
         column = bisect_right(EDGES, probability)
         cell = base + (GROUP_OF_SLOT[slot] if slot < 8 else 5) * BINS + column
         p = 0.9998 if probability > 0.9998 else 0.001 if not probability >= 0.001 else probability
+        if self._fitted[cell] != self._fits:
+            self._refresh(cell)
         x = self._logits[cell] + self._slope * (math.log(p / (1.0 - p)) - _MIDS[column]) + self.bias
         return cell, LOGIT_BOUND if x > LOGIT_BOUND else -LOGIT_BOUND if x < -LOGIT_BOUND else x
 
@@ -147,7 +159,8 @@ class SurvivalModel:
             spread += chance * (1.0 - chance)
             self._count(cell, hit)
         self._follow(surprise, spread)
-        if self.rounds % FIT_EVERY == 0 or self.rounds in (4, 8):
+        every = FIT_EVERY if self.rounds >= 4 * FIT_EVERY else FIT_EVERY // 4
+        if self.rounds % every == 0 or self.rounds in (4, 8):
             self._fit()
 
     def _follow(self, surprise: float, spread: float) -> None:
@@ -172,34 +185,29 @@ class SurvivalModel:
             chance = (self._hits[cell] + CELL_WEIGHT / (1.0 + math.exp(-line))) / (seen + CELL_WEIGHT)
             line = _logit(min(0.998, max(0.002, chance)))
         self._logits[cell] = line
-
-    def _refresh_all(self) -> None:
-        for cell in range(CELLS):
-            self._refresh(cell)
+        self._fitted[cell] = self._fits
 
     def _fit(self) -> None:
         """Two Newton steps of the line and its offsets on all counts, drawn to the prior."""
-        cells = [(cell, seen) for cell, seen in enumerate(self._seen) if seen > 0.01]
+        hits, seen = np.array(self._hits), np.array(self._seen)
         for _ in range(2):
-            weight = PRIOR_WEIGHT
-            ga, gb = weight * (self.prior.slope - self._slope), 0.5 * weight * (self.prior.offset - self._offset)
-            haa, hab, hbb = weight, 0.0, 0.5 * weight
-            rows: dict[int, tuple[float, float]] = {}
-            for cell, seen in cells:
-                x, row = _MIDS[cell % BINS], cell // BINS
-                p = 1.0 / (1.0 + math.exp(-(self._slope * x + self._offset + self._offsets[row])))
-                error, curve = self._hits[cell] - seen * p, seen * p * (1.0 - p)
-                ga, gb = ga + error * x, gb + error
-                haa, hab, hbb = haa + curve * x * x, hab + curve * x, hbb + curve
-                g, h = rows.get(row, (0.0, 0.0))
-                rows[row] = (g + error, h + curve)
+            line = self._slope * _X + self._offset + np.array(self._offsets)[_ROW]
+            p = 1.0 / (1.0 + np.exp(-line))
+            error, curve = hits - seen * p, seen * p * (1.0 - p)
+            ga = float(error @ _X) + PRIOR_WEIGHT * (self.prior.slope - self._slope)
+            gb = float(error.sum()) + 0.5 * PRIOR_WEIGHT * (self.prior.offset - self._offset)
+            haa = float(curve @ (_X * _X)) + PRIOR_WEIGHT
+            hab, hbb = float(curve @ _X), float(curve.sum()) + 0.5 * PRIOR_WEIGHT
             determinant = haa * hbb - hab * hab
-            self._slope += _limit((hbb * ga - hab * gb) / determinant, 0.3)
+            slope = self._slope + _limit((hbb * ga - hab * gb) / determinant, 0.3)
+            self._slope = min(2.0, max(0.1, slope))
             self._offset += _limit((haa * gb - hab * ga) / determinant, 0.5)
-            self._slope = min(2.0, max(0.1, self._slope))
-            for row, (g, h) in rows.items():
-                self._offsets[row] += _limit((g - 4.0 * self._offsets[row]) / (h + 4.0), 0.5)
-        self._refresh_all()
+            rows = len(self._offsets)
+            errors, curves = np.bincount(_ROW, error, rows).tolist(), np.bincount(_ROW, curve, rows).tolist()
+            for row, (g, h) in enumerate(zip(errors, curves, strict=True)):
+                own = self._offsets[row]
+                self._offsets[row] = own + _limit((g - ROW_WEIGHT * own) / (h + ROW_WEIGHT), 0.5)
+        self._fits += 1
 
     # --- storing
 

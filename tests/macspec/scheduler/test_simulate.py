@@ -120,6 +120,14 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert sum(values[0]["depths"].values()) == 1293
 
 
+def test_the_command_prints_the_calibration_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(options(str(RECORDED), "--calibration")) == 0
+    assert "calibration error" in capsys.readouterr().out
+    assert run(options(str(RECORDED), "--calibration", "--json")) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["error"] <= 0.05 < values["raw_error"]
+
+
 def test_importing_the_scheduler_imports_no_mlx() -> None:
     modules = "macspec.scheduler.command, macspec.scheduler.store"
     code = f"import sys, {modules}; sys.exit(any(name.startswith('mlx') for name in sys.modules))"
