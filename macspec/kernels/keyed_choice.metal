@@ -27,7 +27,7 @@ inline float keyed_gumbel(uint bits) {
   float u = metal::min((float(bits) + 0.5f) * 2.3283064365386963e-10f, 0.99999994f);
   // Metal has no log1p: log(1 - u) corrected for the rounding of 1 - u, which keeps the small values (the winners) exact.
   float one_minus = 1.0f - u;
-  float log1p = one_minus == 1.0f ? -u : metal::precise::log(one_minus) * (-u / (one_minus - 1.0f));
+  float log1p = one_minus == 1.0f ? -u : -u * (metal::precise::log(one_minus) / (one_minus - 1.0f));
   return -metal::precise::log(-log1p);
 }
 //@ body

@@ -20,17 +20,21 @@
   uint row = thread_position_in_grid.y, lane = thread_index_in_simdgroup;
   uint at = (n * Dv + row) * DK + lane * PER_LANE;
   float own[PER_LANE];
+  #pragma clang loop unroll(full)
   for (int i = 0; i < PER_LANE; i++) own[i] = float(state[at + i]);
   int steps = metal::clamp(accepted[0], 0, int(T));
   for (int t = 0; t < steps; t++) {
     uint token = batch * T + t, key = (token * Hk + key_head) * DK + lane * PER_LANE;
     float decay = float(g[token * Hv + head]), recalled = 0.0f;
+    #pragma clang loop unroll(full)
     for (int i = 0; i < PER_LANE; i++) {
       own[i] = own[i] * decay;
       recalled += own[i] * float(k[key + i]);
     }
     for (ushort d = 1; d < 32; d <<= 1) recalled += simd_shuffle_xor(recalled, d);
     float delta = (float(v[(token * Hv + head) * Dv + row]) - recalled) * float(beta[token * Hv + head]);
+    #pragma clang loop unroll(full)
     for (int i = 0; i < PER_LANE; i++) own[i] = float(StT(own[i] + float(k[key + i]) * delta));
   }
+  #pragma clang loop unroll(full)
   for (int i = 0; i < PER_LANE; i++) new_state[at + i] = StT(own[i]);

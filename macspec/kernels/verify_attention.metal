@@ -16,6 +16,7 @@
 //   at most 512 while M * GQA <= 128; threadgroup memory at most 32 KB
 //   Rows of a matrix product are taken to be independent of each other, and the lane layout of 8x8 matrices to be the one
 //   MLX itself uses; the probe on the device checks both.
+//   Loops over registers carry an unroll pragma: an array indexed at run time would leave the registers.
 //@ inputs q k v rows bounds scale
 //@ outputs partial stats
 //@ template T D SPLIT
@@ -28,7 +29,8 @@
   constexpr int LINE = D + PAD;
   constexpr int FRAGMENTS = D / 8, KEYS = TILE / 8;
   constexpr float hidden = -1e30f;
-  threadgroup T tile[TILE * LINE];
+  threadgroup uint2 storage[TILE * LINE * int(sizeof(T)) / 8];  // declared by its widest access, for the alignment
+  threadgroup T* tile = (threadgroup T*)storage;
 
   uint lane = thread_index_in_simdgroup, group = simdgroup_index_in_threadgroup, thread_index = thread_index_in_threadgroup;
   uint threads = threads_per_threadgroup.x;
@@ -47,7 +49,9 @@
 
   simdgroup_matrix<float, 8, 8> queries[FRAGMENTS], sums[FRAGMENTS];
   uint q_at = wanted ? uint(head) * uint(q_strides[1]) + uint(step) * uint(q_strides[2]) : 0u;
+  #pragma clang loop unroll(full)
   for (int f = 0; f < FRAGMENTS; f++) {
+    #pragma clang loop unroll(full)
     for (int e = 0; e < 2; e++) {
       queries[f].thread_elements()[e] = wanted ? float(q[q_at + f * 8 + column + e]) * scale[0] : 0.0f;
       sums[f].thread_elements()[e] = 0.0f;
@@ -60,21 +64,22 @@
   for (int first = begin; first < end; first += TILE) {
     // Bytes are copied eight at a time; keys past the end become zeros, so that 0 * value stays 0.
     constexpr int CHUNKS = D * int(sizeof(T)) / 8;
-    threadgroup uint2* to = (threadgroup uint2*)tile;
     constexpr int TO_LINE = LINE * int(sizeof(T)) / 8;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int c = thread_index; c < TILE * CHUNKS; c += threads) {
       int key = c / CHUNKS, chunk = c % CHUNKS;
       uint at = uint(kv_head) * uint(k_strides[1]) + uint(first + key) * uint(k_strides[2]);
-      to[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(k + at))[chunk] : uint2(0u);
+      storage[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(k + at))[chunk] : uint2(0u);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     simdgroup_matrix<float, 8, 8> scores[KEYS];
     if (busy) {
+      #pragma clang loop unroll(full)
       for (int n = 0; n < KEYS; n++) {
         scores[n].thread_elements()[0] = 0.0f;
         scores[n].thread_elements()[1] = 0.0f;
+        #pragma clang loop unroll(full)
         for (int f = 0; f < FRAGMENTS; f++) {
           simdgroup_matrix<float, 8, 8> keys;     // transposed: row = dimension, column = key
           keys.thread_elements()[0] = float(tile[(n * 8 + column) * LINE + f * 8 + row]);
@@ -84,7 +89,9 @@
       }
       // Online softmax: a row's scores lie in the four lanes that differ in bits 0 and 3.
       float top = highest;
+      #pragma clang loop unroll(full)
       for (int n = 0; n < KEYS; n++) {
+        #pragma clang loop unroll(full)
         for (int e = 0; e < 2; e++) {
           int key = first + n * 8 + column + e;
           bool seen = wanted && key <= last && key >= earliest;
@@ -96,7 +103,9 @@
       top = metal::max(top, simd_shuffle_xor(top, ushort(1)));
       top = metal::max(top, simd_shuffle_xor(top, ushort(8)));
       float shrink = metal::exp(highest - top), added = 0.0f;
+      #pragma clang loop unroll(full)
       for (int n = 0; n < KEYS; n++) {
+        #pragma clang loop unroll(full)
         for (int e = 0; e < 2; e++) {
           float score = scores[n].thread_elements()[e];
           float weight = score > hidden ? metal::exp(score - top) : 0.0f;
@@ -108,6 +117,7 @@
       added += simd_shuffle_xor(added, ushort(8));
       weights = metal::fma(weights, shrink, added);
       highest = top;
+      #pragma clang loop unroll(full)
       for (int f = 0; f < FRAGMENTS; f++) {
         sums[f].thread_elements()[0] = sums[f].thread_elements()[0] * shrink;
         sums[f].thread_elements()[1] = sums[f].thread_elements()[1] * shrink;
@@ -117,11 +127,13 @@
     for (int c = thread_index; c < TILE * CHUNKS; c += threads) {
       int key = c / CHUNKS, chunk = c % CHUNKS;
       uint at = uint(kv_head) * uint(v_strides[1]) + uint(first + key) * uint(v_strides[2]);
-      to[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(v + at))[chunk] : uint2(0u);
+      storage[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(v + at))[chunk] : uint2(0u);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (busy) {
+      #pragma clang loop unroll(full)
       for (int f = 0; f < FRAGMENTS; f++) {
+        #pragma clang loop unroll(full)
         for (int n = 0; n < KEYS; n++) {
           simdgroup_matrix<float, 8, 8> values;   // row = key, column = dimension
           values.thread_elements()[0] = float(tile[(n * 8 + row) * LINE + f * 8 + column]);
@@ -133,6 +145,7 @@
   }
   if (wanted) {
     uint at = (uint(head) * M + step) * S + part;
+    #pragma clang loop unroll(full)
     for (int f = 0; f < FRAGMENTS; f++) {
       partial[at * D + f * 8 + column] = sums[f].thread_elements()[0];
       partial[at * D + f * 8 + column + 1] = sums[f].thread_elements()[1];

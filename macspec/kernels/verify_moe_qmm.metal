@@ -10,6 +10,7 @@
 //   ROWS <= 16 bounds how many assignments share an expert: R rows whose experts are distinct need ROWS >= R; affine 2, 3, 4, 5, 6, 8 bits, groups 32, 64, 128
 //   launch: 64 threads per 8 columns and assignment: grid (ceil(N / 8) * 64, R * TOPK, 1). The first assignment of an expert
 //   computes all of them; the threadgroups of the others end at once.
+//   Loops over registers carry an unroll pragma: an array indexed at run time would leave the registers.
 //@ inputs x ids w scales biases rows
 //@ outputs y
 //@ template T BITS GROUP ROWS TOPK PER_SLOT
@@ -52,51 +53,65 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
   if (shared_leads == 0u) return;  // the whole threadgroup, after its only barrier
 
   uint member[ROWS], source[ROWS];
+  #pragma clang loop unroll(full)
   for (int m = 0; m < ROWS; m++) {
     member[m] = uint(m) < count ? shared_member[m] : 0u;
     source[m] = (PER_SLOT ? member[m] : member[m] / TOPK) * K;
   }
   uint row_words = K / 32 * BITS, row_groups = K / GROUP;
   float sum[OUTPUTS][ROWS];
+  #pragma clang loop unroll(full)
   for (int o = 0; o < OUTPUTS; o++)
+    #pragma clang loop unroll(full)
     for (int m = 0; m < ROWS; m++) sum[o][m] = 0.0f;
 
   for (uint step = lane; step < K / STEP; step += 32) {
     uint packed[OUTPUTS][WORDS + 1];
     float scale[OUTPUTS], bias[OUTPUTS];
+    #pragma clang loop unroll(full)
     for (int o = 0; o < OUTPUTS; o++) {
       bool real = first + o < N;
       uint column = expert * N + first + o;
+      #pragma clang loop unroll(full)
       for (int i = 0; i < WORDS; i++) packed[o][i] = real ? w[column * row_words + step * WORDS + i] : 0u;
       packed[o][WORDS] = 0u;
       uint g = column * row_groups + step * STEP / GROUP;
       scale[o] = real ? float(scales[g]) : 0.0f;
       bias[o] = real ? float(biases[g]) : 0.0f;
     }
+    #pragma clang loop unroll(full)
     for (int part = 0; part < STEP; part += 8) {
       float weight[OUTPUTS][8];
+      #pragma clang loop unroll(full)
       for (int o = 0; o < OUTPUTS; o++) {
+        #pragma clang loop unroll(full)
         for (int j = 0; j < 8; j++) {
           int bit = (part + j) * BITS;
           weight[o][j] = metal::fma(scale[o], unpack<BITS>(packed[o][bit / 32], packed[o][bit / 32 + 1], bit % 32), bias[o]);
         }
       }
+      #pragma clang loop unroll(full)
       for (int m = 0; m < ROWS; m++) {
         if (uint(m) < count) {
           uint at = source[m] + step * STEP + part;
+          #pragma clang loop unroll(full)
           for (int j = 0; j < 8; j++) {
             float value = float(x[at + j]);
+            #pragma clang loop unroll(full)
             for (int o = 0; o < OUTPUTS; o++) sum[o][m] = metal::fma(weight[o][j], value, sum[o][m]);
           }
         }
       }
     }
   }
+  #pragma clang loop unroll(full)
   for (int m = 0; m < ROWS; m++) {
-    if (uint(m) >= count) break;
+    #pragma clang loop unroll(full)
     for (int o = 0; o < OUTPUTS; o++) {
       float result = sum[o][m];
-      for (ushort d = 16; d > 0; d >>= 1) result += simd_shuffle_xor(result, d);
-      if (lane == 0 && first + o < N) y[member[m] * N + first + o] = T(result);
+      if (uint(m) < count) {
+        for (ushort d = 16; d > 0; d >>= 1) result += simd_shuffle_xor(result, d);
+        if (lane == 0 && first + o < N) y[member[m] * N + first + o] = T(result);
+      }
     }
   }

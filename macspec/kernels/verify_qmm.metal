@@ -13,6 +13,7 @@
 //   template: T type of y; BITS; GROUP; ROWS in {1, 2, 4, 8, 16}, a capacity that does not change the bits
 //   launch: 64 threads (2 simdgroups of OUTPUTS = 4 columns each) per 8 columns: grid (ceil(N / 8) * 64, 1, 1)
 //   error against float64 on the dequantised weights: at most 2^-20 * sum |x w| before rounding to T; no threadgroup memory
+//   Loops over registers carry an unroll pragma: an array indexed at run time would leave the registers.
 //@ inputs x w scales biases rows
 //@ outputs y
 //@ template T BITS GROUP ROWS
@@ -34,14 +35,18 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
   uint row_words = K / 32 * BITS, row_groups = K / GROUP;
 
   float sum[OUTPUTS][ROWS];
+  #pragma clang loop unroll(full)
   for (int o = 0; o < OUTPUTS; o++)
+    #pragma clang loop unroll(full)
     for (int m = 0; m < ROWS; m++) sum[o][m] = 0.0f;
 
   for (uint step = lane; step < K / STEP; step += 32) {
     uint packed[OUTPUTS][WORDS + 1];
     float scale[OUTPUTS], bias[OUTPUTS];
+    #pragma clang loop unroll(full)
     for (int o = 0; o < OUTPUTS; o++) {
       bool real = first + o < N;  // columns past the end compute zeros and read nothing
+      #pragma clang loop unroll(full)
       for (int i = 0; i < WORDS; i++) packed[o][i] = real ? w[(first + o) * row_words + step * WORDS + i] : 0u;
       packed[o][WORDS] = 0u;
       uint g = (first + o) * row_groups + step * STEP / GROUP;
@@ -49,32 +54,39 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
       bias[o] = real ? float(biases[g]) : 0.0f;
     }
     // Eight values at a time, so that few weights are in registers at once.
+    #pragma clang loop unroll(full)
     for (int part = 0; part < STEP; part += 8) {
       float weight[OUTPUTS][8];
+      #pragma clang loop unroll(full)
       for (int o = 0; o < OUTPUTS; o++) {
+        #pragma clang loop unroll(full)
         for (int j = 0; j < 8; j++) {
           int bit = (part + j) * BITS;
           weight[o][j] = metal::fma(scale[o], unpack<BITS>(packed[o][bit / 32], packed[o][bit / 32 + 1], bit % 32), bias[o]);
         }
       }
+      #pragma clang loop unroll(full)
       for (int m = 0; m < ROWS; m++) {
         if (uint(m) < count) {
           uint at = m * K + step * STEP + part;
+          #pragma clang loop unroll(full)
           for (int j = 0; j < 8; j++) {
             float value = float(x[at + j]);
+            #pragma clang loop unroll(full)
             for (int o = 0; o < OUTPUTS; o++) sum[o][m] = metal::fma(weight[o][j], value, sum[o][m]);
           }
         }
       }
     }
   }
+  #pragma clang loop unroll(full)
   for (int m = 0; m < ROWS; m++) {
-    if (uint(m) >= M) break;
+    #pragma clang loop unroll(full)
     for (int o = 0; o < OUTPUTS; o++) {
       float total = sum[o][m];
       if (uint(m) < count) {
         for (ushort d = 16; d > 0; d >>= 1) total += simd_shuffle_xor(total, d);
       }
-      if (lane == 0 && first + o < N) y[m * N + first + o] = T(total);
+      if (lane == 0 && uint(m) < M && first + o < N) y[m * N + first + o] = T(total);
     }
   }

@@ -15,6 +15,7 @@
 //   error against float64 on the dequantised weights: at most 2^-20 * sum |x w| before rounding to T
 //   The order of k inside a product is permuted (the same for x and w), so that a lane unpacks neighbouring values of one word.
 //   The lane layout of 8x8 matrices is the one MLX itself relies on; the probe on the device checks it.
+//   Loops over registers carry an unroll pragma: an array indexed at run time would leave the registers.
 //@ inputs x w scales biases rows
 //@ outputs y
 //@ template T BITS GROUP TILES
@@ -39,7 +40,9 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
   // This lane's place in an 8x8 matrix: one row, two neighbouring columns.
   uint quarter = lane / 4, row = (quarter & 4) + ((lane / 2) % 4), column = (quarter & 2) * 2 + (lane % 2) * 2;
   simdgroup_matrix<float, 8, 8> sums[BLOCKS][TILES];
+  #pragma clang loop unroll(full)
   for (int b = 0; b < BLOCKS; b++) {
+    #pragma clang loop unroll(full)
     for (int t = 0; t < TILES; t++) {
       sums[b][t].thread_elements()[0] = 0.0f;
       sums[b][t].thread_elements()[1] = 0.0f;
@@ -51,38 +54,48 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
     uint chunk = step * 4 + column / 2, x_chunk = step * 4 + row / 2;
     uint packed[BLOCKS][WORDS + 1];
     float scale[BLOCKS], bias[BLOCKS];
+    #pragma clang loop unroll(full)
     for (int b = 0; b < BLOCKS; b++) {
       uint n = first + b * 8 + row;
       bool real = n < N && chunk < chunks;
+      #pragma clang loop unroll(full)
       for (int i = 0; i < WORDS; i++) packed[b][i] = real ? w[n * row_words + chunk * WORDS + i] : 0u;
       packed[b][WORDS] = 0u;
       uint g = n * row_groups + chunk * CHUNK / GROUP;
       scale[b] = real ? float(scales[g]) : 0.0f;
       bias[b] = real ? float(biases[g]) : 0.0f;
     }
+    #pragma clang loop unroll(full)
     for (int j = 0; j < CHUNK; j += 2) {
       simdgroup_matrix<float, 8, 8> inputs[TILES];
       uint k = x_chunk * CHUNK + j + row % 2;
+      #pragma clang loop unroll(full)
       for (int t = 0; t < TILES; t++) {
+        #pragma clang loop unroll(full)
         for (int e = 0; e < 2; e++) {
           uint m = t * 8 + column + e;
           inputs[t].thread_elements()[e] = m < count && x_chunk < chunks ? float(x[m * K + k]) : 0.0f;
         }
       }
+      #pragma clang loop unroll(full)
       for (int b = 0; b < BLOCKS; b++) {
         simdgroup_matrix<float, 8, 8> weights;
+        #pragma clang loop unroll(full)
         for (int e = 0; e < 2; e++) {
           int bit = (j + e) * BITS;
           weights.thread_elements()[e] =
               metal::fma(scale[b], unpack<BITS>(packed[b][bit / 32], packed[b][bit / 32 + 1], bit % 32), bias[b]);
         }
+        #pragma clang loop unroll(full)
         for (int t = 0; t < TILES; t++) {
           if (uint(t) * 8 < count) simdgroup_multiply_accumulate(sums[b][t], weights, inputs[t], sums[b][t]);
         }
       }
     }
   }
+  #pragma clang loop unroll(full)
   for (int b = 0; b < BLOCKS; b++) {
+    #pragma clang loop unroll(full)
     for (int t = 0; t < TILES; t++) {
       uint at = ((part * BLOCKS + b) * TILES + t) * 64 + row * 8 + column;
       shared_sum[at] = sums[b][t].thread_elements()[0];

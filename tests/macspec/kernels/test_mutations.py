@@ -14,7 +14,7 @@ from macspec.kernels import calls
 from macspec.kernels.source import load
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
-LOG1P = "one_minus == 1.0f ? -u : metal::precise::log(one_minus) * (-u / (one_minus - 1.0f))"
+LOG1P = "one_minus == 1.0f ? -u : -u * (metal::precise::log(one_minus) / (one_minus - 1.0f))"
 VALUE = "((const device uint2*)(v + at))[chunk]"
 #: kernel, what is replaced (its first occurrence), what it becomes
 FAULTS = [
