@@ -227,7 +227,7 @@ def _run(
         machine=info,
         state_before=before,
         state_after=after,
-        pair={key: value for key, value in pair.items() if not isinstance(value, (list, dict))},
+        pair={key: value for key, value in pair.items() if not isinstance(value, (list, tuple, dict))},
         versions=environment.versions(),
         suites=tuple(SuiteInfo(s.name, s.sha256, len(s.prompts)) for s in suites),
         results=found.rows,

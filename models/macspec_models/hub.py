@@ -74,6 +74,11 @@ def offline() -> bool:
     )
 
 
+def _endpoint() -> str | None:
+    """A mirror of the hub named by the user; huggingface_hub itself reads it only when it is imported."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
 def resolve(
     name: str,
     *,
@@ -188,8 +193,11 @@ def listing(repo: str, revision: str | None = None, *, endpoint: str | None = No
     revision = registry.check_revision(revision or "main")
     from huggingface_hub import HfApi
 
+    _hush()
     with _sentences(repo):
-        info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=30.0)
+        info = HfApi(endpoint=endpoint or _endpoint()).model_info(
+            repo, revision=revision, files_metadata=True, timeout=30.0
+        )
     commit = info.sha or ""
     if len(commit) != 40 or any(c not in "0123456789abcdef" for c in commit):
         raise DownloadError(f"The hub named no commit for {repo}; nothing was downloaded.")
@@ -280,19 +288,27 @@ class _Meter:
 def _fetch(found: Listing, file: RemoteFile, meter: _Meter, endpoint: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
-    logging: Any = importlib.import_module("huggingface_hub.utils.logging")
-    # Its warnings about resuming would write into our line of progress.
-    logging.set_verbosity_error()
+    _hush()
     with _sentences(found.repo):
         path = hf_hub_download(
             found.repo,
             file.name,
             revision=found.commit,
             cache_dir=hub_cache(),
-            endpoint=endpoint,
+            endpoint=endpoint or _endpoint(),
             tqdm_class=_bar_class(meter),
         )
     return Path(path)
+
+
+def _hush() -> None:
+    """Have huggingface_hub ask for nothing but files, and leave the terminal to us."""
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    logging: Any = importlib.import_module("huggingface_hub.utils.logging")
+    # Else every first request of a day also asks the hub which assistant may be running it.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    # Its warnings about resuming would write into our line of progress.
+    logging.set_verbosity_error()
 
 
 def _bar_class(meter: _Meter) -> Any:

@@ -53,6 +53,7 @@ def test_only_safe_files_are_fetched_and_checked(hub: FakeHub) -> None:
     folder = pull(hub, progress=lambda *news: seen.append(news))
     assert {p.name for p in folder.iterdir()} == WANTED
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert all(path.startswith((f"/api/models/{REPO}", f"/{REPO}", f"/cdn/{REPO}")) for _, path, _ in hub.requests)
     assert not any("pytorch" in path or ".py" in path or "gguf" in path for _, path, _ in hub.requests)
     downloading = [(done, total) for stage, done, total in seen if stage == "downloading"]
     assert downloading[-1] == (sum(len(FILES[n]) for n in WANTED),) * 2
