@@ -18,7 +18,7 @@ from macspec.engine.noise import derived_seed, gumbel_at, keyed_gumbel
 from macspec.engine.penalties import Penalties
 from macspec.engine.processors import best_tokens, truncated
 from macspec.engine.thinking import ThinkingTracker
-from macspec.errors import RequestError
+from macspec.errors import RequestError, UnsupportedError
 from macspec.request import SamplingParams
 
 __all__ = ["Chooser", "derived_seed", "keyed_gumbel"]
@@ -194,7 +194,14 @@ class Chooser:
         budget: int | None,
     ) -> Constraints | None:
         params = self.params
+        if budget is not None and budget < 0:
+            raise RequestError(f"thinking_budget is {budget}; use 0 or more tokens.", param="thinking_budget")
         tracker = ThinkingTracker.of(tokenizer, prompt, thinking=thinking, budget=budget)
+        if tracker is None and budget is not None:
+            raise UnsupportedError(
+                "This model has no thinking sections, so it cannot keep a thinking budget; leave thinking_budget out.",
+                param="thinking_budget",
+            )
         if params.grammar is None and (tracker is None or tracker.budget is None):
             return None
         grammar = None
