@@ -71,12 +71,11 @@ class Running:
 Start = Callable[..., Awaitable[Running]]
 
 
-@pytest_asyncio.fixture
-async def start() -> AsyncIterator[Start]:
-    """Start servers; they are stopped after the test."""
+@contextlib.asynccontextmanager
+async def _starter() -> AsyncIterator[Start]:
     stack = contextlib.AsyncExitStack()
 
-    async def start_one(engine: ScriptedClient | None = None, *, load: bool = True, **config: Any) -> Running:
+    async def start_one(engine: Any = None, *, load: bool = True, **config: Any) -> Running:
         engine = engine or ScriptedClient()
         if load:
             await engine.start()
@@ -101,6 +100,20 @@ async def start() -> AsyncIterator[Start]:
 
     async with stack:
         yield start_one
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    """Start servers; they are stopped after the test."""
+    async with _starter() as starter:
+        yield starter
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def start_once() -> AsyncIterator[Start]:
+    """Start servers for all tests of a module."""
+    async with _starter() as starter:
+        yield starter
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,158 @@
+"""The whole path, HTTP to device and back, with the real loop over a tiny random model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from macspec.api import collect
+from macspec.errors import EngineDiedError
+from macspec.request import GenerationRequest, SamplingParams
+from macspec.worker.process_client import ProcessClient, ProcessOptions
+from macspec.worker.protocol import EngineOptions
+
+if TYPE_CHECKING:
+    from tests.macspec.server.conftest import Running, Start
+
+TESTS = str(Path(__file__).parents[2])
+
+
+#: Starting an engine takes longer than all that is done with it here.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Folders of a tiny target and of a random drafter for it."""
+    from tiny_drafters import write_dflash
+    from tiny_engine import write_target
+
+    folder = tmp_path_factory.mktemp("models")
+    target = write_target(folder / "tiny")
+    config = json.loads((target / "config.json").read_text())
+    write_dflash(folder / "drafter", config, target_layer_ids=[0, 1])
+    return str(target), str(folder / "drafter")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(start_once: Start, pair: tuple[str, str]) -> Running:
+    process = ProcessOptions(factory="tiny_factory:TinyEngine", environment={"PYTHONPATH": TESTS})
+    client = ProcessClient(EngineOptions(model=pair[0], drafter=pair[1]), process=process)
+    await client.start()
+    return await start_once(client, load=False)
+
+
+def body(seed: int, **fields: Any) -> dict[str, Any]:
+    """A random request."""
+    chance = random.Random(seed)
+    parameters: dict[str, Any] = {
+        "temperature": chance.choice([0.0, 0.7, 1.3]),
+        "top_p": chance.choice([1.0, 0.9]),
+        "top_k": chance.choice([0, 40]),
+        "seed": seed,
+        "max_tokens": chance.randrange(1, 24),
+        "presence_penalty": chance.choice([0.0, 0.5]),
+        "repetition_penalty": chance.choice([1.0, 1.2]),
+    }
+    return {"prompt": f"{seed} prompt of some length", **parameters, **fields}
+
+
+async def text(server: Running, request: dict[str, Any]) -> str:
+    return (await server.post("/v1/completions", request)).json()["choices"][0]["text"]
+
+
+async def streamed(server: Running, request: dict[str, Any]) -> str:
+    return "".join(chunk["choices"][0]["text"] for chunk in await server.sse("/v1/completions", request))
+
+
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.slow)])
+async def test_streamed_equals_whole_equals_the_engine(server: Running, pair: tuple[str, str], seeds: range) -> None:
+    from tiny_factory import TinyEngine
+
+    # Plain decoding, while the server drafts: speculation and transport together change nothing.
+    engine = TinyEngine.load(pair[0])
+    for seed in seeds:
+        request = body(seed)
+        limits = {name: value for name, value in request.items() if name != "prompt"}
+        asked = GenerationRequest(prompt=request["prompt"], sampling=SamplingParams(**limits))
+        expected = collect(engine.generate(asked))[0].text
+        assert await text(server, request) == expected, request
+        assert await streamed(server, request) == expected, request
+
+
+async def test_requests_side_by_side_equal_their_solo_runs(server: Running) -> None:
+    requests = [body(seed, max_tokens=12, temperature=1.0) for seed in range(6)]
+    alone = [await text(server, request) for request in requests]
+    together = await asyncio.gather(*(streamed(server, request) for request in requests))
+    assert list(together) == alone and len(set(alone)) > 3
+    stats = await server.app.service.client.stats()
+    assert stats.drafted > 0 and stats.active == 0
+
+
+async def test_chat_counts_and_context(server: Running) -> None:
+    answer = (await server.chat(max_tokens=5, temperature=1.0, seed=1)).json()
+    assert answer["usage"]["completion_tokens"] <= 5 and answer["usage"]["prompt_tokens"] > 0
+    counted = await server.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
+    assert counted.json()["count"] == answer["usage"]["prompt_tokens"]
+    too_long = await server.post("/v1/completions", {"prompt": "x" * 20_000})
+    assert too_long.status_code == 400 and too_long.json()["error"]["code"] == "context_length_exceeded"
+    wrong = await server.chat(logit_bias={"99999": 1})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "logit_bias"
+
+
+async def test_leaving_stops_the_engine_within_a_round(server: Running) -> None:
+    request = body(1, max_tokens=100_000, temperature=1.0, ignore_eos=True, stream=True, depth=0)
+    task = asyncio.create_task(server.post("/v1/completions", request))
+    client = server.app.service.client
+    before = await client.stats()
+    while (await client.stats()).rounds < before.rounds + 3:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    while (await client.stats()).cancelled == before.cancelled:
+        await asyncio.sleep(0.001)
+    ended = await client.stats()
+    assert ended.active == 0
+    request = body(2, max_tokens=1)
+    await text(server, request)
+    assert (await client.stats()).rounds == ended.rounds + 1
+
+
+async def _busy(server: Running, rounds: int) -> None:
+    """Wait until a request is being answered and has come so far."""
+    client = server.app.service.client
+    while True:
+        with contextlib.suppress(EngineDiedError):
+            stats = await client.stats()
+            if stats.active and stats.rounds >= rounds:
+                return
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+async def test_killed_engine_is_replaced(server: Running, phase: str) -> None:
+    client = server.app.service.client
+    before = await client.stats()
+    prompt = "x" * (200 if phase == "prefill" else 10)
+    request = body(1, prompt=prompt, max_tokens=100_000, temperature=1.0, ignore_eos=True, stream=True, depth=0)
+    task = asyncio.create_task(server.post("/v1/completions", request))
+    await _busy(server, before.rounds + (3 if phase == "decode" else 0))
+    os.kill(client.pid, signal.SIGKILL)
+    if phase == "decode":
+        assert "ended by SIGKILL" in (await task).text
+    else:
+        # Nothing was sent yet: the request goes to the replacement, which this client then leaves.
+        await _busy(server, 1)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert (await server.post("/v1/completions", body(3))).status_code == 200
+    assert (await client.stats()).restarts == before.restarts + 1
