@@ -70,7 +70,8 @@ class Chat:
     async def idle(self) -> None:
         """Let the chat run until nothing is going on."""
         await self.until(
-            lambda: self.screen.turn is None and not self.screen.loading and not self.screen.waiting, "never idle"
+            lambda: self.screen.turn is None and not self.screen.engine_loading and not self.screen.waiting,
+            "never idle",
         )
 
     async def press(self, *keys: str) -> None:
@@ -102,6 +103,7 @@ def store(tmp_path: Path) -> SessionStore:
 def open_chat(tmp_path: Path, store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> OpenChat:
     """Opens a chat; give a script, a client, a session or a size."""
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLORTERM", "truecolor")
 
     @contextlib.asynccontextmanager
     async def make(
@@ -133,8 +135,7 @@ def open_chat(tmp_path: Path, store: SessionStore, monkeypatch: pytest.MonkeyPat
                 await chat.idle()
             yield chat
             if app.chat.turn is not None:
-                for gates in (client._script,):
-                    _open_gates(gates)
+                _open_gates(client._script)
                 await app.action_quit()
         app.chat.session.close()
 

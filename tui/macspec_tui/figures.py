@@ -72,22 +72,27 @@ def progress(step: LoadProgress) -> str:
     return f"{step.stage}{detail}: {share} %"
 
 
-def spent(stats: GenerationStats) -> str:
-    """Where the time of an answer went."""
-    parts = [f"drafting {stats.draft_ms / 1000:.2f} s", f"verifying {stats.verify_ms / 1000:.2f} s"]
-    parts.append(f"other {stats.other_ms / 1000:.2f} s")
-    if stats.prompt_tps:
-        parts.append(f"prompt {stats.prompt_tps:.0f} tok/s")
+def spent(stats: GenerationStats) -> list[str]:
+    """Where the time of an answer went, in short lines."""
+    lines = [
+        f"  drafting {stats.draft_ms / 1000:.2f} s, verifying {stats.verify_ms / 1000:.2f} s",
+        f"  other {stats.other_ms / 1000:.2f} s, prompt at {stats.prompt_tps:.0f} tok/s",
+    ]
     if stats.rounds:
-        parts.append(f"parked {100 * stats.parked_rounds / stats.rounds:.0f} % of {stats.rounds} rounds")
-    return " · ".join(parts)
+        lines.append(f"  {stats.parked_rounds} of {stats.rounds} rounds plain")
+    return lines
 
 
 def engine_lines(stats: EngineStats) -> list[str]:
-    """The engine process in words: what it did since it started and what it holds."""
+    """The engine process in short lines: what it did since it started and what it holds."""
     share = 100 * stats.accepted / stats.verified if stats.verified else 0
-    return [
-        f"Engine: {stats.generation_tokens:,} tokens in {stats.completed} answers, up {seconds(stats.uptime)}",
-        f"        {stats.accepted:,} of {stats.verified:,} verified drafts accepted ({share:.0f} %)",
-        f"        memory {size(stats.memory_active)}, cache {size(stats.memory_cache)}, peak {size(stats.memory_peak)}",
+    lines = [
+        f"Engine: up {seconds(stats.uptime)}, {stats.completed} answers",
+        f"  {stats.generation_tokens:,} tokens generated",
+        f"  {stats.accepted:,} of {stats.verified:,} drafts accepted ({share:.0f} %)",
     ]
+    if stats.memory_peak:
+        lines.append(f"  memory {size(stats.memory_active)}, peak {size(stats.memory_peak)}")
+    if stats.restarts:
+        lines.append(f"  started again {stats.restarts} times")
+    return lines

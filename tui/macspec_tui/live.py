@@ -14,6 +14,8 @@ from macspec.request import Event, Finished, GenerationStats, PrefillProgress, R
 KEEP = 256
 #: Engine milliseconds the live rate looks back on.
 WINDOW_MS = 1500.0
+#: The same for one column of the sparkline, which should show the ups and downs.
+SPARK_MS = 200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,14 @@ class LiveFigures:
     @property
     def rate(self) -> float:
         """Tokens per second of the engine over its last moments; 0 before the first round."""
+        return self._recent_rate(WINDOW_MS)
+
+    def _recent_rate(self, window: float) -> float:
         tokens, spent = 0, 0.0
         for entry in reversed(self.rounds):
             tokens += entry.committed
             spent += round_ms(entry)
-            if spent >= WINDOW_MS:
+            if spent >= window:
                 break
         return 1000.0 * tokens / spent if spent else 0.0
 
@@ -116,7 +121,7 @@ class LiveFigures:
             total.accepted + event.accepted,
             total.committed + event.committed,
         )
-        self.rates.append(self.rate)
+        self.rates.append(self._recent_rate(SPARK_MS))
 
 
 def round_ms(event: Round) -> float:

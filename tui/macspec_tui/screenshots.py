@@ -104,7 +104,7 @@ Pose = Callable[[Any, ChatScreen], Awaitable[None]]
 async def _say(pilot: Any, screen: ChatScreen, text: str) -> None:
     screen.prompt.put(text)
     await pilot.press("enter")
-    await _until(pilot, lambda: screen.turn is None and not screen.loading and not screen.waiting)
+    await _until(pilot, lambda: screen.turn is None and not screen.engine_loading and not screen.waiting)
 
 
 async def _until(pilot: Any, done: Callable[[], bool], tries: int = 400) -> None:
@@ -147,7 +147,7 @@ async def _runs(pilot: Any, screen: ChatScreen) -> None:
 
 
 async def _completing(pilot: Any, screen: ChatScreen) -> None:
-    await _until(pilot, lambda: not screen.loading)
+    await _until(pilot, lambda: not screen.engine_loading)
     screen.prompt.put("/s")
     await pilot.pause()
 
@@ -157,7 +157,7 @@ async def _loading(pilot: Any, screen: ChatScreen) -> None:
 
 
 async def _help(pilot: Any, screen: ChatScreen) -> None:
-    await _until(pilot, lambda: not screen.loading)
+    await _until(pilot, lambda: not screen.engine_loading)
     await pilot.press("f1")
     await pilot.pause()
 

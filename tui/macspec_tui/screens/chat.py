@@ -118,14 +118,19 @@ class ChatScreen(ChatCore):
     def action_page(self, step: int) -> None:
         """Scroll by a page."""
         view = self.conversation
+        if step > 0 and view.scroll_y >= view.max_scroll_y:
+            view.follow()
+            return
         view.release_anchor()
         view.scroll_relative(y=step * max(view.size.height - 2, 1), animate=False)
 
     def action_top(self) -> None:
-        """Go to the first mounted message; again from there mounts earlier ones."""
-        self.conversation.release_anchor()
-        self.conversation.scroll_home(animate=False)
-        self.conversation.call_later(self.conversation.show_earlier)
+        """Go to the first mounted message, which mounts earlier ones."""
+        view = self.conversation
+        view.release_anchor()
+        if view.scroll_y <= 0:
+            view.call_later(view.show_earlier)
+        view.scroll_home(animate=False)
 
     def action_end(self) -> None:
         """Go to the newest text and follow it."""

@@ -226,7 +226,7 @@ class ChatCommands:
         lines = []
         if last is not None and last.stats is not None:
             lines.append("Last answer: " + figures.summary(last.stats))
-            lines.append("             " + figures.spent(last.stats))
+            lines += figures.spent(last.stats)
         if screen.engine_ready:
             lines += figures.engine_lines(await screen.app.client.stats())
         await screen.note("\n".join(lines) or "No answer yet.")
@@ -259,7 +259,7 @@ class ChatCommands:
 
     async def do_restart(self, _rest: str) -> None:
         screen = self._screen
-        if screen.loading:
+        if screen.engine_loading:
             raise RequestError("The engine is loading already.")
         screen.load_engine(screen.app.client.restart)
 

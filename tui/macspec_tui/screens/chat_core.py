@@ -23,6 +23,7 @@ from macspec_tui.store import Session, SessionError
 from macspec_tui.turn import Turn
 from macspec_tui.widgets.activity import Activity
 from macspec_tui.widgets.answer import AnswerView
+from macspec_tui.widgets.code_block import CodeBlock
 from macspec_tui.widgets.completion_list import CompletionList
 from macspec_tui.widgets.conversation import ConversationView
 from macspec_tui.widgets.find_bar import FindBar
@@ -59,9 +60,9 @@ class ChatCore(Screen[None]):
         self.finder = Finder()
         self.runs: dict[str, list[Run]] = {}
         self.coloured = False
-        #: What loading is at, None once it has ended.
+        #: What loading is at, None once it has ended. (A screen's own ``loading`` would cover it.)
         self.loading_step: LoadProgress | None = None
-        self.loading = False
+        self.engine_loading = False
         self.commands = ChatCommands(self)
         #: The person has shown or hidden the panel, so the window's size no longer decides.
         self.panel_chosen = False
@@ -143,7 +144,7 @@ class ChatCore(Screen[None]):
 
     def load_engine(self, load: Callable[..., object]) -> None:
         """Start, restart or change the engine with one of the client's methods."""
-        self.loading = True
+        self.engine_loading = True
         self.loading_step = LoadProgress("starting the engine")
         self.run_worker(self._load(load), group="load", exclusive=True)
 
@@ -162,7 +163,7 @@ class ChatCore(Screen[None]):
             missing = figures.without_drafter(info)
             if missing and self.app.settings.base.depth != "0":
                 await self.note(missing, "warning")
-        self.loading = False
+        self.engine_loading = False
         self.loading_step = None
         await self._read_stats()
         self.tick()
@@ -172,7 +173,7 @@ class ChatCore(Screen[None]):
     @property
     def engine_ready(self) -> bool:
         """Whether an answer can start now."""
-        return not self.loading and self.app.client.state == "ready"
+        return not self.engine_loading and self.app.client.state == "ready"
 
     async def _read_stats(self) -> None:
         if not self.engine_ready:
@@ -203,7 +204,7 @@ class ChatCore(Screen[None]):
 
     async def send(self, text: str) -> None:
         """Say something to the model; it waits while another answer runs or the engine loads."""
-        if self.turn is not None or self.loading:
+        if self.turn is not None or self.engine_loading:
             self.waiting.append(text)
             self.tick()
             return
@@ -291,7 +292,7 @@ class ChatCore(Screen[None]):
         self.prompt.put(text)
 
     async def _send_waiting(self) -> None:
-        if self.waiting and self.turn is None and not self.loading:
+        if self.waiting and self.turn is None and not self.engine_loading:
             text = self.waiting.pop(0)
             await self.submit(text)
 
@@ -365,7 +366,7 @@ class ChatCore(Screen[None]):
             self.panel.show(info, self.live, self.engine_stats)
 
     def _state(self) -> str:
-        if self.loading:
+        if self.engine_loading:
             return "loading"
         state = self.app.client.state
         return {"loading": "restarting", "failed": "engine stopped: F5", "stopped": "engine stopped: F5"}.get(state, "")
@@ -374,7 +375,7 @@ class ChatCore(Screen[None]):
         parts: list[str] = []
         share: float | None = None
         step = self.loading_step
-        if self.loading and step is not None:
+        if self.engine_loading and step is not None:
             parts.append(figures.progress(step))
             share = step.done / step.total if step.total else None
         elif self.turn is not None:
@@ -447,6 +448,10 @@ class ChatCore(Screen[None]):
     @on(AnswerView.Copy)
     def _copy_message(self, event: AnswerView.Copy) -> None:
         self.app.copy_to_clipboard(event.message.text)
+
+    @on(CodeBlock.Copy)
+    def _copy_code(self, event: CodeBlock.Copy) -> None:
+        self.app.copy_to_clipboard(event.code)
 
     @on(AnswerView.Version)
     async def _other_version(self, event: AnswerView.Version) -> None:

@@ -119,12 +119,14 @@ class AnswerView(MessageActions, Vertical):
             return
         self._finished = True
         self._draft = draft
-        if self._timer is not None:
-            self._timer.stop()
-        await self.flush()
-        self._close_thoughts()
-        for piece in self._cutter.finish():
-            await self._show(piece.kind, piece.text)
+        # Stopping a timer cancels what it is doing, so it must not be showing text just then.
+        async with self._flushing:
+            if self._timer is not None:
+                self._timer.stop()
+            await self._flush()
+            self._close_thoughts()
+            for piece in self._cutter.finish():
+                await self._show(piece.kind, piece.text)
         self.message, self._version = message, version
         if message is not None:
             await self.mount(self._foot())

@@ -202,6 +202,12 @@ class ConversationView(VerticalScroll, can_focus=False):
         if self.scroll_y <= 0 and self._first:
             self.call_later(self.show_earlier)
 
+    def _on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        super()._on_mouse_scroll_down(event)
+        # At the end already nothing moves, and so nothing would notice that the reader is there.
+        if self.scroll_y >= self.max_scroll_y:
+            self.follow()
+
     def _keep_place(self, height_before: int) -> None:
         if self._anchor_released:
             self.scroll_to(y=self.scroll_y + self.virtual_size.height - height_before, animate=False, force=True)

@@ -65,7 +65,8 @@ def status_parts(info: EngineInfo | None, live: LiveFigures, engine: EngineStats
     totals = live.totals
     if live.last is not None and totals.drafted:
         parts.append(f"accepted {totals.accepted_per_round:.1f}/{info.max_depth}")
-        parts.append(f"depth {live.last.verified}")
+        # While it answers the last round counts; afterwards that one says little.
+        parts.append(f"depth {totals.mean_depth:.1f}" if live.stats else f"depth {live.last.verified}")
     elif info.drafter is None:
         parts.append("no drafter")
     if live.context:
