@@ -113,8 +113,9 @@ def show(values: dict[str, Any]) -> None:
         start = f"{s['chip']:9} {s['shape']:22} {s['use']:5}"
         print(f"{start} {s['median_error']:7.0%} {s['largest_error']:8.0%}  {s['source']}")
     print(
-        f"\nOn the series it was not fitted to, the model is off by {model['median_error_unseen']:.0%} in the median and "
-        f"{model['largest_error_unseen']:.0%} at worst. No series covers M1, M2, M5 or experts: there it is a guess.\n"
+        f"\nOn the series it was not fitted to, the model is off by {model['median_error_unseen']:.0%} in the median "
+        f"and {model['largest_error_unseen']:.0%} at worst.\n"
+        "No series covers M1, M2, M5 or experts: there it is a guess.\n"
     )
     print(f"Milliseconds per pass at {values['context']} tokens of context, 4-bit weights in groups of 64:")
     print("floor (published peak) / modelled stock MLX / modelled single read of the weights\n")

@@ -94,14 +94,14 @@ def cache_bytes(model: dict[str, Any], context: int) -> float:
     layers, every = model["layers"], model.get("attention_every", 1)
     keys_values = 2 * 2 * model["kv_heads"] * model["head_dim"] * context * (layers // every)
     states = 2 * 4 * model.get("linear_value_heads", 0) * model.get("linear_dim", 0) ** 2 * (layers - layers // every)
-    return keys_values + states
+    return float(keys_values + states)
 
 
 def pass_flops(model: dict[str, Any], rows: int, context: int) -> float:
     """Multiplications and additions of a pass; an expert works for its own rows only."""
     per_row = sum(m.weights for m in matrices(model, 1))
     attention = 2 * model["heads"] * model["head_dim"] * context * (model["layers"] // model.get("attention_every", 1))
-    return 2 * rows * (per_row + attention)
+    return float(2 * rows * (per_row + attention))
 
 
 def fp32_tflops(chip: dict[str, Any]) -> float:

@@ -61,6 +61,9 @@ class KernelLibrary:
         self._ranking: dict[str, float] = {}
         #: Cases asked for since the last `guard`, in order: the suspects when a round fails.
         self._active: dict[str, None] = {}
+        #: int32 [1] row count of the pass being built when its depth is decided on the device, None otherwise: rows
+        #: from there on are not computed by the kernels, and what becomes of them is undefined.
+        self.row_count: mx.array | None = None
 
     def uses(self, case: str) -> bool:
         """Whether the kernel runs for this case (`Case.name`); remembers that it did."""

@@ -7,11 +7,11 @@ rows of one sequence go to the kernel when the library uses it, everything else 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_unflatten
 from mlx_lm.models import llama, qwen3, qwen3_moe, qwen3_next
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
@@ -98,7 +98,7 @@ class VerifySwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]  # mlx-lm
 
 
 class VerifyAttention(nn.Module):  # type: ignore[misc]  # MLX is untyped
-    """Attention of llama, qwen3 and qwen3_moe, and the gated one of qwen3_next and qwen3_5, by `verify_attention`."""
+    """Attention of llama, qwen3, qwen3_moe, and the gated one of qwen3_next and qwen3_5, by `verify_attention`."""
 
     def __init__(self, attention: nn.Module, library: KernelLibrary) -> None:
         _adopt(self, attention)
@@ -130,7 +130,8 @@ class VerifyAttention(nn.Module):  # type: ignore[misc]  # MLX is untyped
             queries, keys = self.rope(queries), self.rope(keys)
         kernels = self._library.kernels
         assert kernels is not None  # `uses` is false without kernels
-        out = kernels.verify_attention(queries, keys, values, scale=self.scale).reshape(batch, rows, -1)
+        out = kernels.verify_attention(queries, keys, values, scale=self.scale, rows=self._library.row_count)
+        out = out.reshape(batch, rows, -1)
         return self.o_proj(out if gate is None else out * mx.sigmoid(gate))
 
     def _case(self, length: int, rows: int, dtype: mx.Dtype) -> str:
@@ -148,70 +149,78 @@ class VerifyAttention(nn.Module):  # type: ignore[misc]  # MLX is untyped
         return plain and threads <= kernels.max_threads and x.dtype in cases.TOLERANCE
 
 
+#: Where a module sits: the module, list or dict that holds it, and its name or index there.
+Place = tuple[Any, Any]
+
+
 class Replacement:
     """The modules of one model that were replaced."""
 
-    def __init__(self, model: nn.Module, stages: list[list[tuple[str, nn.Module]]], wanted: list[Case]) -> None:
-        self._model, self._stages = model, stages
+    def __init__(self, originals: list[tuple[Place, nn.Module]], wanted: list[Case]) -> None:
+        self._originals = originals
         #: What the library should `prepare`.
         self.cases = wanted
 
     def __len__(self) -> int:
-        return sum(map(len, self._stages))
+        return len(self._originals)
 
     def remove(self) -> None:
-        """Put the original modules back, in reverse order of their replacement."""
-        for stage in reversed(self._stages):
-            self._model.update_modules(tree_unflatten(stage))
-        self._stages = []
+        """Put the original modules back, last replaced first."""
+        for (holder, key), module in reversed(self._originals):
+            holder[key] = module
+        self._originals = []
 
 
 def install(model: nn.Module, library: KernelLibrary, *, attention: bool = True) -> Replacement:
     """Replace what the kernels can do in ``model``; nothing when the library has no kernels.
 
-    Afterwards call ``library.prepare(replacement.cases)``. Layers with other formats, groups, biases of a shape the
-    kernels do not know, or window attention with an array mask keep MLX's ops.
+    Afterwards call ``library.prepare(replacement.cases)``. Layers with other formats or groups, and attention classes
+    or head dimensions without a kernel, keep MLX's ops.
     """
-    if library.kernels is None:
-        return Replacement(model, [], [])
-    top_k = _top_k(model)
-    stages: list[list[tuple[str, nn.Module]]] = []
-    originals: list[tuple[str, nn.Module]] = []
-    fresh: list[tuple[str, nn.Module]] = []
+    kernels = library.kernels
+    originals: list[tuple[Place, nn.Module]] = []
     wanted: dict[str, Case] = {}
-    for path, module in model.named_modules():
-        new: nn.Module | None = None
+    if kernels is None:
+        return Replacement(originals, [])
+
+    def replace(place: Place, old: nn.Module, new: nn.Module, found: list[Case]) -> None:
+        holder, key = place
+        holder[key] = new
+        originals.append((place, old))
+        wanted.update({case.name: case for case in found})
+
+    top_k = _top_k(model)
+    for place, module in list(_places(model)):
         if type(module) is nn.QuantizedLinear and _affine(module):
-            new = VerifyLinear(module, library)
-            rows, width = module.weight.shape[0], module.scales.shape[1] * module.group_size
-            shape = (rows, width, module.bits, module.group_size)
-            found = cases.qmm_cases(library.kernels, *shape, module.scales.dtype)
+            width = module.scales.shape[1] * module.group_size
+            shape = (module.weight.shape[0], width, module.bits, module.group_size)
+            found = cases.qmm_cases(kernels, *shape, module.scales.dtype)
+            replace(place, module, VerifyLinear(module, library), found)
         elif type(module) is nn.QuantizedEmbedding and _affine(module):
-            new = VerifyEmbedding(module, library)
             shape = (module.num_embeddings, module.dims, module.bits, module.group_size)
-            found = cases.qmm_cases(library.kernels, *shape, module.scales.dtype)
+            found = cases.qmm_cases(kernels, *shape, module.scales.dtype)
+            replace(place, module, VerifyEmbedding(module, library), found)
         elif type(module) is QuantizedSwitchLinear and _affine(module) and top_k:
-            per_slot = path.endswith("down_proj")
-            new = VerifySwitchLinear(module, library, top_k, per_slot)
+            per_slot = place[1] == "down_proj"
             size = (module.num_experts, top_k, module.output_dims, module.input_dims, module.bits, module.group_size)
-            found = cases.moe_cases(library.kernels, *size, module.scales.dtype, per_slot)
-        if new is not None:
-            originals.append((path, module))
-            fresh.append((path, new))
-            wanted |= {case.name: case for case in found}
-    stages.append(originals)
-    model.update_modules(tree_unflatten(fresh))
-    if attention:
-        found_attention = [(p, m) for p, m in model.named_modules() if type(m) in PLAIN_ATTENTION + GATED_ATTENTION]
-        usable = [(p, m) for p, m in found_attention if round(m.scale**-2) in HEAD_DIMS]
-        dtype = _activation_dtype(model)
-        for _, module in usable:
-            heads, kv_heads = _head_counts(module)
-            found = cases.attention_cases(library.kernels, heads, kv_heads, round(module.scale**-2), dtype)
-            wanted |= {case.name: case for case in found}
-        model.update_modules(tree_unflatten([(p, VerifyAttention(m, library)) for p, m in usable]))
-        stages.append(usable)
-    return Replacement(model, stages, list(wanted.values()))
+            found = cases.moe_cases(kernels, *size, module.scales.dtype, per_slot)
+            replace(place, module, VerifySwitchLinear(module, library, top_k, per_slot), found)
+    dtype = _activation_dtype(model)
+    for place, module in list(_places(model)) if attention else ():
+        dim = round(module.scale**-2) if type(module) in PLAIN_ATTENTION + GATED_ATTENTION else 0
+        if dim in HEAD_DIMS:
+            found = cases.attention_cases(kernels, *_head_counts(module), dim, dtype)
+            replace(place, module, VerifyAttention(module, library), found)
+    return Replacement(originals, list(wanted.values()))
+
+
+def _places(holder: Any) -> Iterator[tuple[Place, Any]]:
+    """Every module below ``holder`` and where it sits."""
+    for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+        if isinstance(value, nn.Module):
+            yield (holder, key), value
+        if isinstance(value, dict | list):
+            yield from _places(value)
 
 
 def _qmm(module: Any, library: KernelLibrary, x: mx.array) -> mx.array | None:
@@ -228,7 +237,8 @@ def _qmm(module: Any, library: KernelLibrary, x: mx.array) -> mx.array | None:
         return None
     call = (library.kernels.verify_qmm, library.kernels.verify_qmm_matrix)[best]
     packed = (module["weight"], module["scales"], module["biases"])
-    y = call(x.reshape(rows, width), *packed, group_size=module.group_size, bits=module.bits)
+    form = {"group_size": module.group_size, "bits": module.bits}
+    y = call(x.reshape(rows, width), *packed, **form, rows=library.row_count)
     return y.reshape(*x.shape[:-1], columns)
 
 

@@ -125,6 +125,17 @@ def test_with_kernels_a_rows_logits_do_not_depend_on_the_row_count():
     assert mx.array_equal(mx.concatenate(whole, 1), mx.concatenate(parts, 1))
 
 
+def test_a_row_count_on_the_device_leaves_the_wanted_rows_alone():
+    model, library = tiny("llama"), forced()
+    install(model, library)
+    tokens = mx.random.randint(0, 300, (1, 4), key=mx.random.key(2))
+    with options(require_outputs=False):
+        whole = model(tokens, cache=make_prompt_cache(model))
+        library.row_count = mx.array([2], mx.int32)
+        part = model(tokens, cache=make_prompt_cache(model))
+    assert mx.array_equal(whole[:, :2], part[:, :2]) and not mx.array_equal(whole[:, 2:], part[:, 2:])
+
+
 def test_cases_cover_what_a_pass_asks_for():
     model, library = tiny("qwen3_moe"), forced()
     replacement = install(model, library)
