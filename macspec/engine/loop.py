@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
-from macspec_models.drafters.context import CHUNK
-from macspec_models.drafters.interface import Drafter
-from macspec_models.target import Target
 
 from macspec.engine.answer import Answer
 from macspec.engine.caches import TargetCache
 from macspec.engine.forecast import CacheCost
 from macspec.engine.load import load_pair
-from macspec.engine.memory import MemoryGuard, memory_limit
+from macspec.engine.memory import MemoryGuard, device_failure, memory_limit
 from macspec.engine.prefix_cache import PrefixCache, Reuse
 from macspec.engine.prompt import prompt_tokens, repeated_prefix
 from macspec.engine.rounds import Committed, Rounds, run
@@ -25,8 +22,11 @@ from macspec.engine.tally import Tally
 from macspec.engine.validation import check_sampling
 from macspec.errors import ContextLengthError, RequestError
 from macspec.request import Event, Finished, FinishReason, GenerationRequest, PrefillProgress, Round, Started
-from macspec.scheduler.policies import make_policy
 from macspec.scheduler.interface import DepthPolicy
+from macspec.scheduler.policies import make_policy
+from macspec_models.drafters.context import CHUNK
+from macspec_models.drafters.interface import Drafter
+from macspec_models.target import Target
 
 #: Odd constant of the golden ratio: distinct seeds for the answers of ``n`` > 1.
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -221,6 +221,12 @@ class Engine:
                 yield _round_event(index, committed)
                 yield from answer.events(committed)
             yield from answer.finish()
+        except RuntimeError as error:
+            if (failure := device_failure(error)) is None:
+                raise
+            # What was computed since the last wait is undefined, so these caches must not serve another request.
+            session.cache.abandon()
+            raise failure.error() from error
         finally:
             session.close(self.prefixes)
         reason: FinishReason = "length"

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from macspec.engine.forecast import CacheCost, Forecast, prefill_bytes, size
-from macspec.errors import MemoryRefusedError
+from macspec.errors import EngineDiedError, MacspecError, MemoryRefusedError
 
 #: Most bytes of freed buffers MLX may hold on to, and the share of the limit when that is less.
 CACHE_LIMIT = 2 * 10**9
@@ -212,6 +212,13 @@ class DeviceFailure:
     sentence: str
     #: The process will never be served again and must be left.
     fatal: bool
+    #: Memory ran out.
+    memory: bool = False
+
+    def error(self) -> MacspecError:
+        """What to raise: `EngineDiedError` when the process must be left."""
+        kind = EngineDiedError if self.fatal else MemoryRefusedError if self.memory else MacspecError
+        return kind(self.sentence)
 
 
 def device_failure(error: BaseException) -> DeviceFailure | None:
@@ -223,7 +230,7 @@ def device_failure(error: BaseException) -> DeviceFailure | None:
     if fatal:
         return DeviceFailure("The GPU no longer accepts work from this process; the engine has to restart.", True)
     if "nsufficient Memory" in text or "OutOfMemory" in text or "metal::malloc" in text:
-        return DeviceFailure("The GPU ran out of memory; the request was dropped. Try a shorter one.", False)
+        return DeviceFailure("The GPU ran out of memory; the request was dropped. Try a shorter one.", False, True)
     return DeviceFailure(f"The GPU reported an error and the request was dropped: {text[:200]}", False)
 
 

@@ -16,16 +16,19 @@ one. Bytes are counted before anything is kept: the budget is never exceeded, th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
-from macspec_models.drafters.interface import DraftContext
 from numpy.typing import NDArray
 
 from macspec.engine.caches import Checkpoint, TargetCache
+from macspec_models.drafters.interface import DraftContext
+
+log = logging.getLogger(__name__)
 
 #: Marks kept per entry: the first (often the end of a shared system prompt) and the newest.
 MAX_MARKS = 4
@@ -61,6 +64,11 @@ class Entry:
         """Count the bytes again."""
         self.nbytes = self.cache.nbytes + sum(mark.nbytes for mark in self.marks)
         self.nbytes += (0 if self.context is None else self.context.nbytes) + self.tokens.nbytes
+
+    def arrays(self) -> list[mx.array]:
+        """Every array held."""
+        context = [] if self.context is None else self.context.arrays()
+        return [*self.cache.arrays(), *(array for mark in self.marks for array in mark.arrays()), *context]
 
     def usable(self, common: int) -> int:
         """How many of its first ``common`` positions can be restored."""
@@ -159,9 +167,11 @@ class PrefixCache:
     ) -> None:
         """Keep ``cache``, which holds the first ``cache.length`` of ``tokens``; the caller must not use it any more.
 
-        A context at another length than the cache is dropped, or cut when it is longer. An entry that cannot fit the
-        budget is not kept.
+        A context at another length than the cache is dropped, or cut when it is longer. Caches that were lost, or
+        cannot fit the budget, are not kept.
         """
+        if cache.lost:
+            return
         length = cache.length
         held = np.array(tokens[:length], dtype=np.int32)
         if held.size != length:
@@ -174,7 +184,11 @@ class PrefixCache:
             context = None
         kept = [mark for mark in marks if mark.length < length]
         entry = Entry(held, cache, context, kept[:1] + kept[1:][-(MAX_MARKS - 1) :])
-        mx.eval(cache.arrays(), [mark.arrays() for mark in entry.marks], [] if context is None else context.arrays())
+        try:
+            mx.eval(entry.arrays())
+        except RuntimeError as error:
+            log.warning("a prefix of %d tokens is not kept: %s", length, error)
+            return
         self._add(entry)
 
     def use_drafter(self, new_context: Callable[[], DraftContext] | None) -> None:

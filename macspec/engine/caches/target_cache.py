@@ -76,6 +76,11 @@ class TargetCache:
         return self._length
 
     @property
+    def lost(self) -> bool:
+        """Whether `abandon` was called or a rollback failed: nothing can be done with these caches."""
+        return self._broken
+
+    @property
     def recurrent(self) -> bool:
         """Whether a layer keeps one state for all positions, so that partial rollbacks need a replay."""
         return any(leaf.recurrent for leaf in self._leaves)

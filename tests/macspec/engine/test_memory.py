@@ -21,7 +21,7 @@ from macspec.engine.caches.leaves import PASS_ROWS
 from macspec.engine.forecast import STEP, CacheCost, Forecast, prefill_bytes, size
 from macspec.engine.gpu_lock import GpuLock
 from macspec.engine.memory import Limit, MemoryGuard, check_load, device_failure
-from macspec.errors import BusyError, MemoryRefusedError
+from macspec.errors import BusyError, EngineDiedError, MemoryRefusedError
 
 LLAMA_8B = {
     "hidden_size": 4096,
@@ -188,6 +188,8 @@ def test_sizes_read_well() -> None:
 def test_device_errors_are_told_apart(text: str, fatal: bool) -> None:
     failure = device_failure(RuntimeError(f"[METAL] Command buffer execution failed: {text}"))
     assert failure is not None and failure.fatal is fatal and failure.sentence.endswith((".", ")"))
+    assert isinstance(failure.error(), EngineDiedError) is fatal
+    assert isinstance(failure.error(), MemoryRefusedError) is ("OutOfMemory" in text)
 
 
 def test_running_out_of_buffers_is_a_device_error() -> None:
