@@ -16,7 +16,7 @@ from macspec.engine.memory import MemoryGuard, device_failure, memory_limit
 from macspec.engine.prefix_cache import PrefixCache, Reuse
 from macspec.engine.prompt import prompt_tokens, repeated_prefix
 from macspec.engine.rounds import Committed, Rounds, run
-from macspec.engine.sampling import Chooser
+from macspec.engine.sampling import Chooser, derived_seed
 from macspec.engine.session import Session
 from macspec.engine.tally import Tally
 from macspec.engine.validation import check_sampling
@@ -28,8 +28,8 @@ from macspec_models.drafters.context import CHUNK
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
 
-#: Odd constant of the golden ratio: distinct seeds for the answers of ``n`` > 1.
-_SEED_STEP = 0x9E3779B97F4A7C15
+#: Bits of a seed drawn here: every client's number type holds them exactly, JavaScript's included.
+SEED_BITS = 53
 
 Cancelled = Callable[[], bool]
 PolicyFactory = Callable[[str], DepthPolicy]
@@ -136,10 +136,10 @@ class Engine:
                 param="messages" if request.messages is not None else "prompt",
             )
         policy = self.policy(request)
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
         budget = self._admit(len(prompt), room, sampling.max_tokens)
         for index in range(sampling.n):
-            own_seed = (seed + index * _SEED_STEP) % 2**64
+            own_seed = derived_seed(seed, index)
             chooser = Chooser(
                 sampling,
                 self.target.vocab_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from macspec_models.errors import CheckpointError
 from tiny_engine import tiny_target
 

@@ -147,9 +147,7 @@ def _convert(source: Path, folder: Path, quantized: bool, report: Progress) -> N
     import mlx.core as mx
 
     report("unpacking the embedded model", 0, 1)
-    tensors, metadata = cast(
-        tuple[dict[str, mx.array], dict[str, Any]], mx.load(str(source), return_metadata=True)
-    )
+    tensors, metadata = cast(tuple[dict[str, mx.array], dict[str, Any]], mx.load(str(source), return_metadata=True))
     config = _config(metadata, tied="output.weight" not in tensors)
     weights = {_tensor_name(name): value for name, value in tensors.items()}
     bits = {}

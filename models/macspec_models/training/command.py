@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="export: folder to write (default: drafter); predictor: file (default: beside the drafter)",
     )
+    parser.add_argument("--history", metavar="TEXT", help="export: what the card says of the training")
     predictor_command.add_arguments(parser)
 
 
@@ -56,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace, target: Any, work: Path) -> int:
     import dataclasses
 
+    from macspec_models.training.card import write_card
     from macspec_models.training.drafter import Recipe, Trainer, drafter_config
     from macspec_models.training.export import export_drafter
     from macspec_models.training.responses import load_examples
@@ -70,7 +72,9 @@ def _train(options: argparse.Namespace, target: Any, work: Path) -> int:
     if options.what == "export":
         out = options.out or Path("drafter")
         export_drafter(trainer.network, out)
-        print(f"step {trainer.step}: written to {out}")
+        history = options.history or f"{trainer.step:,} steps in {trainer.seconds / 3600:.1f} hours on this machine."
+        write_card(trainer, out, history)
+        print(f"step {trainer.step}: written to {out}, with its card")
         return 0
     trainer.train(options.steps, decay_steps=options.decay, report=lambda row: print(json.dumps(row), flush=True))
     return 0

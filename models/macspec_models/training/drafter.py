@@ -254,7 +254,9 @@ def block_loss(
 class Trainer:
     """Owns the network, the optimiser and their checkpoints."""
 
-    def __init__(self, recipe: Recipe, config: DFlashConfig, target: Any, examples: Sequence[Example], work: Path) -> None:
+    def __init__(
+        self, recipe: Recipe, config: DFlashConfig, target: Any, examples: Sequence[Example], work: Path
+    ) -> None:
         self.recipe, self.config, self.work = recipe, config, work
         self.network = DFlashNetwork(config)
         warm_start(self.network, target.model)
@@ -356,7 +358,9 @@ class Trainer:
         if not (folder / "counters.json").exists():
             return False
         self.network.load_weights(str(folder / "network.safetensors"))
-        self.optimizer.state = tree_unflatten(list(cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors"))).items()))
+        self.optimizer.state = tree_unflatten(
+            list(cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors"))).items())
+        )
         self._state[1] = self.optimizer.state
         counters = json.loads((folder / "counters.json").read_text())
         self.step, self.seconds = counters["step"], counters["seconds"]

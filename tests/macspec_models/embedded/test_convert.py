@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from macspec_models.embedded import convert
 from macspec_models.errors import CheckpointError, ModelMissingError
 

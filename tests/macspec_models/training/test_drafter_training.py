@@ -7,8 +7,10 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from macspec_models.drafters.block import DFlashDrafter
 from macspec_models.drafters.dflash import DFlashConfig, DFlashNetwork
+from macspec_models.training.card import write_card
 from macspec_models.training.drafter import Recipe, Trainer, block_loss, denoise
 from macspec_models.training.export import export_drafter
 from macspec_models.training.responses import Example
@@ -120,3 +122,16 @@ def test_export_has_the_published_names(tmp_path):
         )
     }
     assert names == layer | {"fc.weight", "hidden_norm.weight", "norm.weight"}
+
+
+def test_the_card_tells_acceptance_on_held_out_answers(examples, tmp_path):
+    model = trainer(examples, tmp_path / "work")
+    export_drafter(model.network, tmp_path)
+    write_card(model, tmp_path, "Three steps.")
+    rows = json.loads((tmp_path / "acceptance.json").read_text())
+    assert set(rows) == {"chat", "all"}
+    assert rows["all"]["acceptance_length"] >= 1
+    assert len(rows["all"]["slots"]) == 3
+    card = (tmp_path / "README.md").read_text()
+    assert "Three steps." in card
+    assert f"{rows['all']['acceptance_length']:.2f}" in card
