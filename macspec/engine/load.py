@@ -10,6 +10,7 @@ from pathlib import Path
 
 from macspec_models import embedded, hub, registry
 from macspec_models.checkpoints import load_drafter
+from macspec_models.drafters.combined import CombinedDrafter
 from macspec_models.drafters.interface import Drafter
 from macspec_models.drafters.lookup import LookupDrafter
 from macspec_models.errors import ModelError
@@ -59,7 +60,7 @@ def load_pair(
     Args:
         model: None takes the best known one that is on this machine.
         drafter: None takes the one known for the model; ``none`` loads none; ``lookup`` looks drafts up in the text so
-            far.
+            far; ``NAME+lookup`` or ``+lookup`` takes whichever of both is the better buy each round.
         dtype: cast the target's weights to ``float32``, ``float16`` or ``bfloat16``.
         say: gets one sentence when another model would be better.
 
@@ -72,6 +73,7 @@ def load_pair(
         model, hint = default_model()
         if hint:
             say(hint)
+    drafter, beside = _split(drafter)
     folder = hub.resolve(model, progress=report)
     draft_folder, reason = _drafter_folder(model, drafter, report)
     _forecast(folder, draft_folder)
@@ -84,7 +86,15 @@ def load_pair(
         return Pair(target, None, reason)
     report("loading the drafter", 0, 0)
     rows = embedded.frequent_tokens(EMBEDDED_HEAD_ROWS) if model == embedded.NAME and drafter is None else None
-    return Pair(target, load_drafter(draft_folder, target, head_rows=rows))
+    loaded: Drafter = load_drafter(draft_folder, target, head_rows=rows)
+    return Pair(target, CombinedDrafter(loaded) if beside else loaded)
+
+
+def _split(drafter: str | None) -> tuple[str | None, bool]:
+    """A drafter's name without ``+lookup``, and whether that was there."""
+    if drafter is None or not drafter.endswith("+lookup"):
+        return drafter, False
+    return drafter.removesuffix("+lookup") or None, True
 
 
 def _drafter_folder(model: str, drafter: str | None, report: Progress) -> tuple[Path | None, str]:

@@ -157,7 +157,8 @@ class Rounds:
             limit=state.max_depth,
             noise=None if self.noise_seed is None else self._noise,
         )
-        mx.async_eval(self._block.tokens, self._block.confidence)  # type: ignore[no-untyped-call]  # MLX is untyped
+        wanted = [self._block.confidence] if self.policy.needs_confidence else []
+        mx.async_eval(self._block.tokens, wanted)  # type: ignore[no-untyped-call]  # MLX is untyped
         self._draft_seconds += time.perf_counter() - mark
 
     def _noise(self, position: int, rows: int) -> mx.array:
