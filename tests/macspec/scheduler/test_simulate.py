@@ -78,8 +78,9 @@ def geometric_means(trace: Trace, names: tuple[str, ...]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_rate_wins_on_the_recorded_rounds_over_all_ladders() -> None:
-    means = geometric_means(read_trace(RECORDED), COMPARED)
+@pytest.mark.parametrize("path", sorted(RECORDED.parent.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_rate_wins_on_recorded_rounds_over_all_ladders(path: Path) -> None:
+    means = geometric_means(read_trace(path), COMPARED)
     assert max(means, key=means.__getitem__) == "rate"
 
 
