@@ -25,3 +25,14 @@ def smollm(smollm_folder: Path):
     from macspec_models.target import Target
 
     return Target.load(smollm_folder, name="smollm2-135m")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_profiles(tmp_path_factory: pytest.TempPathFactory):
+    """Ladders measured by tests, on a machine busy with tests, must not become the user's."""
+    from macspec.profiling.store import ProfileStore
+
+    folder, original = tmp_path_factory.mktemp("profiles"), ProfileStore.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProfileStore, "__init__", lambda self, place=None, **more: original(self, place or folder, **more))
+        yield

@@ -77,8 +77,8 @@ def write_card(trainer: Trainer, folder: Path, history: str) -> None:
 A block-diffusion drafter (DFlash, arXiv 2602.06036) in the published checkpoint layout: {config.num_hidden_layers}
 layers, blocks of {config.block_size}, taps {list(config.target_layer_ids)}, {size:.1f} MB in bfloat16. Apache-2.0.
 
-**Data.** {answers:,} answers of the target itself, {tokens:,} tokens, half greedy and half at temperature 0.7, to prompts
-written for this project in eight categories. Every 40th answer is held out.
+**Data.** {answers:,} answers of the target itself, {tokens:,} tokens, half greedy and half at temperature 0.7, to
+prompts written for this project in eight categories. Every 40th answer is held out.
 
 **Training.** {history}
 

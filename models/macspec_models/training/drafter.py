@@ -45,7 +45,7 @@ class Recipe:
     seed: int = 0
 
 
-#: The mask of every open slot: an exclamation mark, which is rare in answers. Any id will do, since the drafter learns it.
+#: The mask of every open slot: an exclamation mark, rare in answers. Any id will do, since the drafter learns it.
 SMOLLM2_MASK = 17
 
 
@@ -80,8 +80,8 @@ def drafter_config(
 def warm_start(network: DFlashNetwork, target: Any) -> None:
     """Initialise the drafter's layers from the target's last ones: it then learns in minutes instead of hours.
 
-    Targets with interleaved rotary pairs are re-ordered to the drafter's half-split layout. The query and key norms have
-    no counterpart in a Llama target; 1.6 is the root mean square of its projected heads.
+    Targets with interleaved rotary pairs are re-ordered to the drafter's half-split layout. The query and key norms
+    have no counterpart in a Llama target; 1.6 starts them near the root mean square of its projected heads.
     """
     config, args = network.config, target.args
     dim = config.head_dim
