@@ -189,11 +189,11 @@ def _run(
     begun = time.perf_counter()
     warm = options.quick
     if warm:
-        samples = runner.warm_up(arms, prompts[0], settings, progress, tokens=QUICK_WARM_UP)
+        samples = runner.warm_up(arms, prompts[0], settings, progress, tokens=QUICK_WARM_UP, limit_s=QUICK_S / 4)
         deadline = QUICK_S - (time.perf_counter() - begun)
         if options.tokens is None:
             categories = len({p.category for p in prompts})
-            fitting = runner.tokens_that_fit(samples, deadline, categories + categories % 2)
+            fitting = runner.tokens_that_fit(samples, deadline, categories + categories % 2, len(arms))
             settings = dataclasses.replace(settings, max_tokens=fitting)
     outcome = runner.run(
         arms,

@@ -18,7 +18,7 @@ from macspec.errors import MacspecError
 #: An arm that fails this many times in a row is not asked again.
 MAX_FAILURES = 3
 WARM_UP_TOKENS = 12
-FEWEST_TOKENS, MOST_TOKENS = 24, 96
+FEWEST_TOKENS, MOST_TOKENS = 20, 96
 COOL_STEP_S = 5.0
 
 ProgressCallback = Callable[[int, int, str, Sample | None], None]
@@ -152,19 +152,28 @@ def warm_up(
     *,
     total: int = 0,
     tokens: int = WARM_UP_TOKENS,
+    limit_s: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Sample]:
-    """One short answer per arm that nobody counts: compiles kernels, wakes clocks, fills file caches."""
+    """One short answer per arm that nobody counts: compiles kernels, wakes clocks, fills file caches.
+
+    Begins no further answer after ``limit_s`` seconds: on a crowded machine warming up must not eat the whole run.
+    """
+    begun = clock()
     short = dataclasses.replace(settings, max_tokens=min(settings.max_tokens, tokens))
     samples = []
     for arm in arms:
         if progress is not None:
             progress(0, total, arm.name, None)
         samples.append(_answer(arm, prompt, short))
+        if limit_s is not None and clock() - begun > limit_s:
+            break
     return samples
 
 
-def tokens_that_fit(samples: Sequence[Sample], seconds: float, turns: int) -> int:
-    """Tokens per answer so that about ``turns`` turns fit, judged by warm-up samples; at least `FEWEST_TOKENS`."""
+def tokens_that_fit(samples: Sequence[Sample], seconds: float, turns: int, arms: int) -> int:
+    """Tokens per answer so that about ``turns`` turns of ``arms`` answers fit, judged by warm-up samples."""
+    seconds *= len(samples) / max(arms, 1)
     prefill = sum(s.first_commit_s for s in samples)
     per_token = sum((s.end_s - s.first_commit_s) / max(1, s.generation_tokens - s.first_round_tokens) for s in samples)
     if per_token <= 0:

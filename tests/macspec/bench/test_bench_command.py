@@ -207,10 +207,11 @@ def test_tokens_that_fit_a_quick_run() -> None:
         Sample("a", "p", "c", generation_tokens=11, first_commit_s=0.1, end_s=0.3),
         Sample("b", "p", "c", generation_tokens=11, first_commit_s=0.1, end_s=0.2),
     ]
-    assert runner.tokens_that_fit(samples, 30.0, 6) == runner.MOST_TOKENS
-    assert runner.tokens_that_fit(samples, 12.0, 6) == 60
-    assert runner.tokens_that_fit(samples, 1.0, 6) == runner.FEWEST_TOKENS
-    assert runner.tokens_that_fit([], 10.0, 6) == runner.MOST_TOKENS
+    assert runner.tokens_that_fit(samples, 30.0, 6, 2) == runner.MOST_TOKENS
+    assert runner.tokens_that_fit(samples, 12.0, 6, 2) == 60
+    assert runner.tokens_that_fit(samples, 24.0, 6, 4) == 60
+    assert runner.tokens_that_fit(samples, 1.0, 6, 2) == runner.FEWEST_TOKENS
+    assert runner.tokens_that_fit([], 10.0, 6, 2) == runner.MOST_TOKENS
 
 
 @pytest.mark.model

@@ -181,3 +181,11 @@ def test_waits_for_the_machine_to_cool_and_only_so_long() -> None:
         conditions=dataclasses.replace(conditions, thermal=lambda: next(hot)),
     )
     assert len(slept) == 12
+
+
+def test_warming_up_does_not_eat_the_run() -> None:
+    world = World()
+    arms: list[Arm] = [SyntheticArm(f"arm {i}", 1.0, world, np.random.default_rng(0)) for i in range(9)]
+    samples = runner.warm_up(arms, some_prompts(1)[0], SETTINGS, tokens=9, limit_s=12.0, clock=world.clock)
+    assert len(samples) == 2
+    assert len(runner.warm_up(arms, some_prompts(1)[0], SETTINGS, tokens=9, clock=world.clock)) == 9
