@@ -93,9 +93,10 @@ def test_a_pipe_continues_a_session_when_asked(
         (("--temperature", "hot"), b"x", "use a number"),
     ],
 )
+@pytest.mark.usefixtures("data", "client")
 def test_wrong_use_is_a_sentence(
-    data: Path, client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], text: bytes, sentence: str
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], text: bytes, sentence: str
+) -> None:
     _pipe(monkeypatch, text)
     with pytest.raises(RequestError, match=sentence) as caught:
         command.run(_parse(*words))
@@ -148,7 +149,6 @@ def test_the_real_model_answers_a_pipe(tmp_path: Path) -> None:
     done = subprocess.run(words, input="Say hello.", capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() and "\x1b" not in done.stdout
-    closed = subprocess.run(
-        f"echo hi | {' '.join(words)} | head -c 1", shell=True, capture_output=True, text=True, env=environment, timeout=240
-    )  # fmt: skip
+    line = f"echo hi | {' '.join(words)} | head -c 1"
+    closed = subprocess.run(line, shell=True, capture_output=True, text=True, env=environment, timeout=240)
     assert len(closed.stdout) == 1 and "Traceback" not in closed.stderr and "BrokenPipe" not in closed.stderr

@@ -20,7 +20,9 @@ from macspec_tui.widgets.answer import AnswerView
 from macspec_tui.widgets.note import Note
 from macspec_tui.widgets.user_message import UserMessage
 
-#: Messages mounted when a conversation opens, and added when the reader reaches its top.
+#: Messages mounted at once when a conversation opens; more follow while they do not fill the view.
+FIRST = 4
+#: Messages added when the reader reaches the top.
 PAGE = 12
 #: Messages kept mounted at most while following the end.
 KEEP = 60
@@ -92,7 +94,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             if keep == 0:
                 await self.remove_children()
                 self._widgets.clear()
-                self._first = max(len(path) - PAGE, 0)
+                self._first = max(len(path) - FIRST, 0)
             else:
                 # Notes below the fork belong to what is no longer shown.
                 last = self._widgets[path[keep - 1].id]
@@ -105,6 +107,8 @@ class ConversationView(VerticalScroll, can_focus=False):
             await self.mount_all([self._make(message) for message in path[start:]])
             await self._mark_earlier()
             self.refresh_versions()
+        if self._first:
+            self.call_after_refresh(self._fill)
 
     async def add(self, message: Message) -> None:
         """Show a message at the end."""
@@ -196,6 +200,12 @@ class ConversationView(VerticalScroll, can_focus=False):
     async def on_earlier_wanted(self, event: Earlier.Wanted) -> None:
         event.stop()
         await self.show_earlier()
+
+    async def _fill(self) -> None:
+        """Mount earlier messages until there is something to scroll to."""
+        if self._first and self.is_mounted and self.virtual_size.height < 2 * self.size.height:
+            await self.show_earlier()
+            self.call_after_refresh(self._fill)
 
     def _on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         super()._on_mouse_scroll_up(event)

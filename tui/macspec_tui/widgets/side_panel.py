@@ -133,8 +133,8 @@ def memory_lines(info: EngineInfo | None, engine: EngineStats | None, live: Live
     if engine is None or not engine.memory_active:
         # Not every device counts its memory.
         return [f"model {figures.size(info.parameters_bytes)}"] if info is not None else []
-    peak = max(engine.memory_peak, live.stats.peak_memory if live.stats else 0)
     used = engine.memory_active + engine.memory_cache
+    peak = max(used, engine.memory_peak, live.stats.peak_memory if live.stats else 0)
     whole = physical_memory()
     lines = [meter(used / whole, width)] if whole else []
     lines.append(f"{figures.size(used)} of {figures.size(whole)}" if whole else figures.size(used))
