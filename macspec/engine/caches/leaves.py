@@ -161,15 +161,10 @@ class WindowLeaf(Leaf):
     bounded = True
     cache: WindowCache
 
-    def mark(self) -> Any:
-        return self.cache._shown
-
     def rewind(self, length: int, mark: Any) -> None:
         if not self.lowest() <= length <= self.cache.offset:
             raise CacheStateError(f"a window cache cannot go back from {self.cache.offset} to {length} positions")
         self.cache.rewind(length)
-        if mark is not None:
-            self.cache._shown = min(mark, self.cache._idx)
 
     def lowest(self) -> int:
         return self.cache.lowest()

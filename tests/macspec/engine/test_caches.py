@@ -383,3 +383,19 @@ def test_a_window_narrower_than_its_cache_masks_single_rows() -> None:
             expected = np.array(among)[0, :seen]
             np.testing.assert_array_equal(np.ones(seen, bool) if alone is None else np.array(alone), expected)
             window.update_and_fetch(mx.zeros((1, 1, 1, 2)), mx.zeros((1, 1, 1, 2)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_comes_back_from_any_later_length(kind: str) -> None:
+    model = ToyModel([kind])
+    tokens = np.random.default_rng(2).integers(0, 127, 40).tolist()
+    for length in (0, 1, 4, 5, 6, 7, 13, 20):
+        cache = new_cache(model)
+        if length:
+            add(model, cache, tokens[:length])
+        mark = cache.checkpoint()
+        for _ in range(9):
+            verify(model, cache, [99, 98], 1)
+            restored = cache.fork()
+            restored.restore(mark)
+            assert_fresh(model, small_steps(restored), tokens[:length])
