@@ -23,10 +23,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from macspec_models.drafters.interface import DraftContext
 
 from macspec.engine.caches import Checkpoint, TargetCache
 from macspec.engine.prefix_cache import Entry, Tokens, common_length
+from macspec_models.drafters.interface import DraftContext
 
 log = logging.getLogger(__name__)
 
