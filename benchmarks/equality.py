@@ -12,18 +12,17 @@ import argparse
 import sys
 from pathlib import Path
 
-import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 import mlx.core as mx
 import mlx_lm
 
+import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, SamplingParams
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
-from fake_drafters import oracle_drafter, random_drafter  # noqa: E402 (found only now)
-
 from benchmarks.speed import first_difference, gap, held_out_prompts  # noqa: E402
+from fake_drafters import oracle_drafter, random_drafter  # noqa: E402 (found only now)
 
 
 def answer(engine: Engine, tokens: list[int], depth: str, limit: int, temperature: float, seed: int) -> list[int]:
@@ -71,7 +70,9 @@ def main() -> int:
                 if place is not None:
                     ties.append((number, 0.0, 0, "mlx-lm", "-", place, round(gap(engine, tokens + plain[:place]), 5)))
         print(f"{number + 1}/{len(prompts)} {category}: {runs} runs, {differing} differ", flush=True)
-    print(f"{runs} speculative runs over {len(prompts)} prompts on {mx.default_device()}: {differing} differ from depth 0")
+    print(
+        f"{runs} speculative runs over {len(prompts)} prompts on {mx.default_device()}: {differing} differ from depth 0"
+    )
     for tie in ties:
         print("  (prompt, T, seed, drafter, depth, token, logit gap) =", tie)
     return 0

@@ -1,9 +1,10 @@
 """Speed against stock mlx-lm on the same prompts, interleaved in one run; the numbers behind the README's table.
 
-    python benchmarks/speed.py [--prompts 3] [--tokens 128] [--depths 1,2,3,7] [--json FILE]
+    python benchmarks/speed.py [--prompts 3] [--tokens 128] [--depths 0,1,3,7] [--auto] [--peer 2,4,8] [--json FILE]
 
 Every prompt is answered by every arm in turn, the order reversed every other time, so that a drift of the machine's
-speed touches all arms alike. Ratios are per prompt; the summary is their geometric mean.
+speed touches all arms alike. Ratios are per prompt; the summary is their geometric mean. ``--peer`` adds the DFlash
+authors' own engine (``pip install --no-deps dflash==0.1.0``) at fixed block sizes, loading the same drafter unchanged.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import platform
 import time
 from pathlib import Path
 
-import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 import mlx.core as mx
 import mlx_lm
+
+import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 from macspec.engine.loop import Engine
 from macspec.request import Finished, GenerationRequest, SamplingParams, Text
 from macspec.runtime import Runtime
+from macspec_models.embedded import drafter_folder
 from macspec_models.training.responses import load_examples, load_prompts
 
 CATEGORIES = ("chat", "explain", "code", "rewrite", "edit", "write")
@@ -47,6 +50,31 @@ def stock(engine: Engine, tokens: list[int], limit: int) -> tuple[list[int], flo
             first = last
         got.append(response.token)
     return got, (len(got) - 1) / (last - first) if len(got) > 1 else 0.0
+
+
+class Peer:
+    """The DFlash authors' MLX engine with its own copy of the target; it only knows hub ids, so a folder is passed."""
+
+    def __init__(self, drafter: Path) -> None:
+        import dflash.model_mlx as peer
+
+        from macspec_models.embedded import target_folder
+
+        peer.snapshot_download = lambda folder, **options: folder
+        self._engine, self._draft = peer, peer.load_draft(str(drafter))
+        self._model, self._tokenizer = mlx_lm.load(str(target_folder()))
+
+    def __call__(self, tokens: list[int], limit: int, block: int) -> tuple[list[int], float]:
+        got: list[int] = []
+        first_count, first, last = 0, 0.0, 0.0
+        for response in self._engine.stream_generate(
+            self._model, self._draft, self._tokenizer, mx.array(tokens), block_size=block, max_tokens=limit
+        ):
+            last = time.perf_counter()
+            got += response.tokens
+            if not first:
+                first, first_count = last, len(got)
+        return got, (len(got) - first_count) / (last - first) if last > first else 0.0
 
 
 def ours(engine: Engine, tokens: list[int], limit: int, depth: str) -> tuple[list[int], Finished]:
@@ -88,10 +116,15 @@ def main() -> None:
     parser.add_argument("--depths", default="0,1,2,3,4,7")
     parser.add_argument("--drafter", help="folder of another drafter")
     parser.add_argument("--auto", action="store_true", help="add the scheduler's own choice")
+    parser.add_argument("--peer", help="block sizes of the authors' engine, such as 2,4,8")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     engine = Runtime.load(None, options.drafter, profile=options.auto)
     depths = options.depths.split(",") + (["auto"] if options.auto else [])
+    peer = None
+    if options.peer:
+        peer = Peer(Path(options.drafter) if options.drafter else drafter_folder())
+        depths += [f"peer:{block}" for block in options.peer.split(",")]
     prompts = held_out_prompts(engine, options.prompts)
     rows, differences = [], []
     ours(engine, engine.target.tokenizer.encode("warm up"), 16, "3")
@@ -103,6 +136,9 @@ def main() -> None:
         for arm in arms if number % 2 == 0 else reversed(arms):
             if arm == "mlx-lm":
                 got, rate = stock(engine, tokens, options.tokens)
+                results[arm] = {"tok_per_s": rate, "tokens": got}
+            elif peer is not None and arm.startswith("peer:"):
+                got, rate = peer(tokens, options.tokens, int(arm.removeprefix("peer:")))
                 results[arm] = {"tok_per_s": rate, "tokens": got}
             else:
                 got, end = ours(engine, tokens, options.tokens, arm)
@@ -122,10 +158,12 @@ def main() -> None:
             if place is not None and place < min(len(base["tokens"]), len(results[arm]["tokens"])):
                 near = gap(engine, tokens + base["tokens"][:place])
                 differences.append((arm, number, place, near))
-            rows.append({"arm": arm, "category": category, "prompt": number, "identical": place is None, **results[arm]})
+            same = {"arm": arm, "category": category, "prompt": number, "identical": place is None}
+            rows.append({**same, **results[arm]})
         print(f"{number + 1}/{len(prompts)} {category}", flush=True)
 
-    print(f"\n{'arm':8}" + "".join(f"{c:>9}" for c in CATEGORIES) + f"{'all':>9}{'tau':>7}{'draft':>8}{'verify':>8}{'other':>8}")
+    names = "".join(f"{category:>9}" for category in CATEGORIES)
+    print(f"\n{'arm':8}{names}{'all':>9}{'tau':>7}{'draft':>8}{'verify':>8}{'other':>8}")
     rate = {(r["arm"], r["prompt"]): r["tok_per_s"] for r in rows}
     for arm in ["mlx-lm", *depths]:
         mine = [r for r in rows if r["arm"] == arm and rate["mlx-lm", r["prompt"]] > 0 and r["tok_per_s"] > 0]
@@ -135,7 +173,7 @@ def main() -> None:
             values = [ratio[r["prompt"]] for r in mine if r["category"] == category]
             cells.append(f"{geometric_mean(values):9.2f}" if values else f"{'-':>9}")
         line = f"{arm:8}" + "".join(cells) + f"{geometric_mean(list(ratio.values())):9.3f}"
-        if arm != "mlx-lm":
+        if mine and "tau" in mine[0]:
             mean = {k: sum(r[k] for r in mine) / len(mine) for k in ("tau", "draft_ms", "verify_ms", "other_share")}
             line += f"{mean['tau']:7.2f}{mean['draft_ms']:8.1f}{mean['verify_ms']:8.1f}{mean['other_share']:8.1%}"
         print(line)
