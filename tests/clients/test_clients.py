@@ -103,7 +103,9 @@ def test_langchain(url: str, model: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_litellm(url: str, model: str) -> None:
+def test_litellm(url: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its price list would come from the network.
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     # aider and many agents call models through this library and nothing else.
     module = pytest.importorskip("litellm")
     fields = {"model": f"openai/{model}", "api_base": url, "api_key": "x", "messages": ASK, "max_tokens": LIMIT}

@@ -26,47 +26,47 @@ def statuses(data: bytes) -> list[int]:
     return [int(code) for code in STATUS.findall(data)]
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"\r\n\r\n", [400]),
-        (b"nonsense\r\n\r\n", [400]),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50, [400]),
-        (b"GET / HTTP/1.1\r\n\r\n", [400]),
-        (b"GET / HTTP/9.9\r\nHost: localhost\r\nConnection: close\r\n\r\n", [200]),
-        (b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n", [400]),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n", [400]),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", [400]),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", [431]),
-        (HEAD + b"Content-Length: -1\r\n\r\n", [400]),
-        (HEAD + b"Content-Length: abc\r\n\r\n", [400]),
-        (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", [400]),
-        (HEAD + b"Content-Length: 99999999999999999999\r\nConnection: close\r\n\r\n", [413]),
-        (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", [400]),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", [400]),
-        (HEAD + b"Connection: close\r\n\r\n", [400]),
-        (b"BREW /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [405]),
-        (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", [403]),
-        (b"GET http://localhost/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [404]),
-        (b"GET /v1/models HTTP/1.0\r\n\r\n", [200]),
-        (b"GET /v1/models/..%2f..%2fetc%2fpasswd HTTP/1.0\r\n\r\n", [404]),
-        (b"GET /%ff%fe HTTP/1.0\r\n\r\n", [404]),
-        (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [404]),
-        (b"HEAD /health HTTP/1.0\r\n\r\n", [200]),
-        (GOOD + GOOD + CLOSE, [200, 200, 200]),
-        (GOOD + b"garbage\r\n\r\n", [200, 400]),
-        (
-            b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade, close\r\n\r\n",
-            [200],
-        ),
-    ],
-)
-async def test_single_exchanges(start: Start, data: bytes, expected: list[int]) -> None:
+EXCHANGES: list[tuple[bytes, list[int]]] = [
+    (b"\r\n\r\n", [400]),
+    (b"nonsense\r\n\r\n", [400]),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50, [400]),
+    (b"GET / HTTP/1.1\r\n\r\n", [400]),
+    (b"GET / HTTP/9.9\r\nHost: localhost\r\nConnection: close\r\n\r\n", [200]),
+    (b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n", [400]),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n", [400]),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", [400]),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", [431]),
+    (HEAD + b"Content-Length: -1\r\n\r\n", [400]),
+    (HEAD + b"Content-Length: abc\r\n\r\n", [400]),
+    (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", [400]),
+    (HEAD + b"Content-Length: 99999999999999999999\r\nConnection: close\r\n\r\n", [413]),
+    (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", [400]),
+    (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", [400]),
+    (HEAD + b"Connection: close\r\n\r\n", [400]),
+    (b"BREW /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [405]),
+    (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", [403]),
+    (b"GET http://localhost/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [404]),
+    (b"GET /v1/models HTTP/1.0\r\n\r\n", [200]),
+    (b"GET /v1/models/..%2f..%2fetc%2fpasswd HTTP/1.0\r\n\r\n", [404]),
+    (b"GET /%ff%fe HTTP/1.0\r\n\r\n", [404]),
+    (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [404]),
+    (b"HEAD /health HTTP/1.0\r\n\r\n", [200]),
+    (GOOD + GOOD + CLOSE, [200, 200, 200]),
+    (GOOD + b"garbage\r\n\r\n", [200, 400]),
+    (
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade, close\r\n\r\n",
+        [200],
+    ),
+]
+
+
+async def test_single_exchanges(start: Start) -> None:
     server = await start()
-    answer = await server.raw(data)
-    assert statuses(answer) == expected, answer[:300]
-    if expected[-1] >= 400 and not data.startswith(b"HEAD"):
-        assert b'"error"' in answer
+    for data, expected in EXCHANGES:
+        answer = await server.raw(data)
+        assert statuses(answer) == expected, (data[:200], answer[:300])
+        if expected[-1] >= 400:
+            assert b'"error"' in answer
     assert (await server.chat()).status_code == 200
 
 
