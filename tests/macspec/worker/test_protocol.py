@@ -7,7 +7,6 @@ import io
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from macspec_models.errors import ModelError, ModelMissingError
 
 from macspec.errors import ContextLengthError, MacspecError, ModelLoadError, ModelNotFoundError
 from macspec.worker.protocol import (
@@ -24,6 +23,7 @@ from macspec.worker.protocol import (
     error_to_wire,
     read_message,
 )
+from macspec_models.errors import ModelError, ModelMissingError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
