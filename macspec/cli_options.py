@@ -89,11 +89,23 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--drafter", metavar="NAME", help="the drafter; none drafts nothing (default: the model's own)")
     group.add_argument("--context", type=int, metavar="TOKENS", help="hold at most this many tokens")
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast the weights to this type")
+    group.add_argument("--kv-bits", type=int, choices=(4, 8), help="keep the target's keys and values in so many bits")
+    group.add_argument("--disk-cache", type=float, metavar="GB", help="keep prompts on disk across runs, at most GB")
+    group.add_argument(
+        "--kernels",
+        choices=("off", "probe", "force"),
+        help="Metal kernels: none, those that prove right and faster (default), or all that are right",
+    )
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, as keyword arguments of ``Engine.load``."""
-    values = {name: getattr(options, name) for name in ("model", "drafter", "context", "dtype")}
+    names = ("model", "drafter", "context", "dtype", "kv_bits", "kernels")
+    values = {name: getattr(options, name) for name in names}
+    if options.disk_cache is not None:
+        if not options.disk_cache > 0:
+            raise RequestError(f"--disk-cache is {options.disk_cache:g} GB; it must be above 0.", param="disk_cache")
+        values["disk_cache_bytes"] = int(options.disk_cache * 1e9)
     return {name: value for name, value in values.items() if value is not None}
 
 

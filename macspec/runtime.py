@@ -8,7 +8,11 @@ from typing import Any, Self
 
 import mlx.core as mx
 
+from macspec.engine.gpu_lock import GpuLock
+from macspec.engine.load import Progress
 from macspec.engine.loop import Engine
+from macspec.kernels.library import library_here
+from macspec.kernels.modules import install
 from macspec.profiling.policies import PolicyMaker
 
 
@@ -20,6 +24,9 @@ class Runtime(Engine):
     """What chat, server, bench and the Python API run: an `Engine` whose depth rules are bought from its own ladder."""
 
     maker: PolicyMaker
+    lock: GpuLock
+    #: Name of the kernel set, part of a ladder's identity.
+    kernels: str
 
     @classmethod
     def load(
@@ -29,6 +36,7 @@ class Runtime(Engine):
         *,
         say: Callable[[str], None] = _tell,
         profile: bool = True,
+        kernels: str = "probe",
         **options: Any,
     ) -> Self:
         """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options.
@@ -37,13 +45,31 @@ class Runtime(Engine):
             say: gets one sentence when something is worth knowing, such as a machine too busy to measure.
             profile: measure the pair now if this machine never did, a few seconds; otherwise that happens when a rule
                 first needs it.
+            kernels: ``off``, ``probe`` (use those that prove right and faster here) or ``force``.
         """
-        engine = super().load(model, drafter, say=say, **options)
+        lock = GpuLock()
+        lock.acquire()
+        try:
+            engine = super().load(model, drafter, say=say, **options)
+            engine.lock = lock
+            engine._use_kernels(kernels, options.get("progress"))
+        except BaseException:
+            lock.release()
+            raise
         engine.maker = PolicyMaker(engine, progress=options.get("progress"), say=say)
         engine.make_policy = engine.maker
         if profile and engine.drafter is not None:
             engine.maker.prepare()
         return engine
+
+    def _use_kernels(self, mode: str, progress: Progress | None) -> None:
+        """Put the kernels that prove themselves on this device into the target; on a CPU there are none."""
+        library = library_here(mode)
+        replacement = install(self.target.model, library)
+        if replacement.cases:
+            library.prepare(replacement.cases, progress)
+            self.library = library
+        self.kernels = library.summary
 
     def info(self) -> dict[str, Any]:
         """What is loaded, as plain values, with the ladder."""
@@ -63,3 +89,4 @@ class Runtime(Engine):
         self.maker.save()
         self.prefixes.close()
         mx.clear_cache()
+        self.lock.release()

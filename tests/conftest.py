@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
-import macspec_models  # noqa: F401 (imported for its effect)
-import pytest
+# Tiny models gain nothing from threads and lose much when tests run side by side. It must be set before MLX is loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import macspec_models  # noqa: E402, F401 (after the setting above, before MLX)
+import pytest  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from macspec.engine.memory import check_load, configure, memory_limit
 from macspec_models import embedded, hub, registry
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.combined import CombinedDrafter
@@ -15,8 +16,6 @@ from macspec_models.drafters.interface import Drafter
 from macspec_models.drafters.lookup import LookupDrafter
 from macspec_models.errors import ModelError
 from macspec_models.target import Target
-
-from macspec.engine.memory import check_load, configure, memory_limit
 
 #: Called with a stage, the amount done and the amount in all (0 when unknown).
 Progress = Callable[[str, int, int], None]

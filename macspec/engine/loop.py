@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import mlx.core as mx
+import platformdirs
 
 from macspec.engine.answer import Answer
-from macspec.engine.caches import TargetCache
+from macspec.engine.caches import TargetCache, quantize_layers
 from macspec.engine.forecast import CacheCost
 from macspec.engine.load import load_pair
 from macspec.engine.memory import MemoryGuard, device_failure, memory_limit
 from macspec.engine.prefix_cache import PrefixCache, Reuse
+from macspec.engine.prefix_disk import DiskTier
 from macspec.engine.prompt import prompt_tokens, repeated_prefix
 from macspec.engine.rounds import Committed, Rounds, run
 from macspec.engine.sampling import Chooser, derived_seed
@@ -21,6 +24,7 @@ from macspec.engine.session import Session
 from macspec.engine.tally import Tally
 from macspec.engine.validation import check_sampling
 from macspec.errors import ContextLengthError, RequestError
+from macspec.kernels.library import KernelLibrary
 from macspec.request import Event, Finished, FinishReason, GenerationRequest, PrefillProgress, Round, Started
 from macspec.scheduler.interface import DepthPolicy
 from macspec.scheduler.policies import make_policy
@@ -47,6 +51,8 @@ class Engine:
         context: int | None = None,
         prefill_chunk: int = 512,
         prefix_cache_bytes: int = 1 << 30,
+        disk_cache_bytes: int = 0,
+        kv_bits: int | None = None,
         policy_factory: PolicyFactory | None = None,
     ) -> None:
         self.target, self.drafter, self.drafter_reason = target, drafter, drafter_reason
@@ -60,15 +66,23 @@ class Engine:
         self.make_policy: PolicyFactory = policy_factory or make_policy
         self._policies: dict[str, DepthPolicy] = {}
         target.set_taps(drafter.taps if drafter is not None else ())
+        self.kv_bits = kv_bits
+        self.library: KernelLibrary | None = None
         self.prefixes = PrefixCache(
-            prefix_cache_bytes, self._new_cache, None if drafter is None else drafter.new_context
+            prefix_cache_bytes,
+            self._new_cache,
+            None if drafter is None else drafter.new_context,
+            self._disk_tier(disk_cache_bytes) if disk_cache_bytes else None,
         )
         self.guard = self._memory_guard()
 
     @classmethod
     def load(cls, model: str | None = None, drafter: str | None = None, **options: Any) -> Self:
         """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options."""
-        own_names = ("context", "prefill_chunk", "prefix_cache_bytes", "policy_factory")
+        own_names = (
+            *("context", "prefill_chunk", "prefix_cache_bytes", "disk_cache_bytes"),
+            *("kv_bits", "policy_factory"),
+        )
         own = {name: options.pop(name) for name in own_names if name in options}
         pair = load_pair(model, drafter, **options)
         return cls(pair.target, pair.drafter, drafter_reason=pair.drafter_reason, **own)
@@ -215,6 +229,7 @@ class Engine:
                 budget=budget,
                 ends_answer=answer.ends,
                 noise_seed=seed if request.coupled else None,
+                library=self.library,
             )
             for committed in run(rounds, cancelled):
                 tally.add(committed)
@@ -238,7 +253,16 @@ class Engine:
         yield Finished(index, reason=reason, matched_stop=answer.matched_stop, stats=stats)
 
     def _new_cache(self) -> TargetCache:
-        return TargetCache(self.target.make_cache())
+        layers = self.target.make_cache()
+        return TargetCache(layers if self.kv_bits is None else quantize_layers(layers, self.kv_bits))
+
+    def _disk_tier(self, nbytes: int) -> DiskTier:
+        """Prefixes that outlive the process; they only fit what computed them."""
+        target, drafter = self.target, self.drafter
+        reads = "none" if drafter is None else f"{drafter.kind} {drafter.taps}"
+        parts = (target.name, target.revision, target.dtype, self.kv_bits, reads)
+        folder = Path(platformdirs.user_cache_dir("macspec", appauthor=False)) / "prefixes"
+        return DiskTier(folder, nbytes, "|".join(map(str, parts)))
 
     def _session(self, request: GenerationRequest, prompt: Sequence[int]) -> Session:
         if request.use_cache:

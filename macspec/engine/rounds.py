@@ -14,6 +14,7 @@ import numpy as np
 from macspec.engine.sampling import Chooser, keyed_gumbel
 from macspec.engine.session import Session
 from macspec.engine.verify import accepted_prefix
+from macspec.kernels.library import KernelLibrary
 from macspec.scheduler.interface import Decision, DepthPolicy, RoundOutcome, RoundState, SlotConfidence
 from macspec_models.drafters.interface import DraftBlock
 
@@ -55,6 +56,7 @@ class Rounds:
         budget: int,
         ends_answer: Callable[[Sequence[int]], int | None],
         noise_seed: int | None = None,
+        library: KernelLibrary | None = None,
     ) -> None:
         """Prepare to generate at most ``budget`` tokens.
 
@@ -62,7 +64,9 @@ class Rounds:
             ends_answer: given the tokens a round would commit, how many of them belong to the answer when it ends
                 inside them, else None. Called once per round, in order.
             noise_seed: draft with the target's own keyed noise of this seed; None drafts the arg max.
+            library: kernels that may take part in a pass; None where MLX's own do everything.
         """
+        self.library = library
         self.session, self.chooser, self.policy = session, chooser, policy
         self.temperature, self.budget, self.ends_answer = temperature, budget, ends_answer
         self.noise_seed = noise_seed if temperature > 0 else None
@@ -96,8 +100,7 @@ class Rounds:
 
         # Verify.
         mark = time.perf_counter()
-        logits = session.forward(mx.array([[session.anchor, *draft]]))
-        choices = cast(list[int], self.chooser.choose(logits, len(session.tokens), draft).tolist())
+        logits, choices = self._verify(draft)
         verify_seconds = time.perf_counter() - mark
 
         # Accept.
@@ -133,6 +136,20 @@ class Rounds:
         """Start the next round's draft on the device without waiting for it."""
         if not self.finished:
             self._start_draft(self._state())
+
+    def _verify(self, draft: list[int]) -> tuple[mx.array, list[int]]:
+        """One target pass over the anchor and ``draft``: its logits, and what the target chooses at every row.
+
+        A kernel of ours that fails at run time is given up for good and the pass is made again without it.
+        """
+        session = self.session
+
+        def attempt() -> tuple[mx.array, list[int]]:
+            logits = session.forward(mx.array([[session.anchor, *draft]]))
+            choices = self.chooser.choose(logits, len(session.tokens), draft)
+            return logits, cast(list[int], choices.tolist())
+
+        return attempt() if self.library is None else self.library.guard(attempt, session.cache.rollback)
 
     def _state(self) -> RoundState:
         """What is known before a draft. The budget's last token needs none: it is the bonus of a plain step."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import mlx.core as mx
-from macspec_models.drafters.interface import Drafter
-from macspec_models.target import Target
 
 from macspec.engine.prefix_cache import PrefixCache, Reuse
+from macspec_models.drafters.interface import Drafter
+from macspec_models.target import Target
 
 #: Committed rows whose features may wait before the drafter's context takes them in.
 PENDING_LIMIT = 64

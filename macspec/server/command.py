@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from macspec.cli_options import add_engine_options, engine_options
 from macspec.errors import RequestError
 from macspec.server.app import create_app
 from macspec.server.config import ServerConfig
@@ -24,10 +25,8 @@ from macspec.worker.protocol import EngineInfo, EngineOptions, LoadProgress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``macspec serve``."""
     defaults = ServerConfig()
-    model = parser.add_argument_group("model")
-    model.add_argument("--model", help="name, folder or hub id of the target (default: the embedded one)")
-    model.add_argument("--drafter", help="the drafter; 'none' decodes plainly (default: the one known for the model)")
-    model.add_argument("--context", type=_whole(1), help="limit of prompt and answer together, in tokens")
+    add_engine_options(parser)
+    model = parser.add_argument_group("answers")
     model.add_argument(
         "--temperature",
         type=float,
@@ -97,9 +96,9 @@ def run(options: argparse.Namespace) -> int:
     from macspec.worker.process_client import ProcessClient
 
     config = config_from(options)
-    engine = EngineOptions(
-        model=options.model, drafter=options.drafter, context=options.context, parallel=options.parallel
-    )
+    chosen = engine_options(options)
+    known = {name: chosen.pop(name) for name in ("model", "drafter", "context") if name in chosen}
+    engine = EngineOptions(**known, parallel=options.parallel, extra=chosen)
     quiet = logging.WARNING if options.ui_log else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("macspec.server").setLevel(quiet)

@@ -239,6 +239,9 @@ class Worker:
             self._send({"type": "events", "id": live.request.id, "events": wires})
         if ended:
             self._end(live, failure)
+        if isinstance(failure, EngineDiedError):
+            # The device serves this process no more; the parent starts another.
+            raise SystemExit(1)
         if ended or time.monotonic() - self._memory_read > 1.0:
             self._read_memory()
 
