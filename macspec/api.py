@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from macspec.engine.loop import Engine
-from macspec.request import Event, Finished, FinishReason, GenerationRequest, GenerationStats, SamplingParams, Started
-from macspec.request import Text, TokenInfo, ToolCall
+from macspec.request import (
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    SamplingParams,
+    Started,
+    Text,
+    TokenInfo,
+    ToolCall,
+)
 from macspec.runtime import Runtime
 
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
-        prog="macspec", description="Local LLM inference on Apple Silicon, sped up by drafting; the text stays the same."
+        prog="macspec", description="Local LLM inference on Apple Silicon: drafted for speed, exact in its text."
     )
     parser.add_argument("--version", action="version", version=f"macspec {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -37,9 +37,7 @@ def run(options: argparse.Namespace) -> int:
     from macspec.runtime import Runtime
 
     with load_progress() as progress:
-        engine = Runtime.load(
-            **engine_options(options), progress=progress, profile=request.depth == "auto"
-        )
+        engine = Runtime.load(**engine_options(options), progress=progress, profile=request.depth == "auto")
     try:
         events = engine.generate(request)
         if options.json:

@@ -9,8 +9,9 @@ from pathlib import Path
 # Tiny models gain nothing from threads and lose much when tests run side by side. It must be set before MLX is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import macspec_models  # noqa: E402, F401 (after the setting above, before MLX)
-import pytest  # noqa: E402
+import pytest
+
+import macspec_models  # noqa: F401 (after the setting above, before MLX)
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,5 +39,9 @@ def private_profiles(tmp_path_factory: pytest.TempPathFactory):
 
     folder, original = tmp_path_factory.mktemp("profiles"), ProfileStore.__init__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProfileStore, "__init__", lambda self, place=None, **more: original(self, place or folder, **more))
+
+        def private(self: ProfileStore, place: Path | None = None) -> None:
+            original(self, place or folder)
+
+        patch.setattr(ProfileStore, "__init__", private)
         yield

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
+
 from macspec_models.drafters.interface import DraftBlock
 
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, SamplingParams
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
-from mlx.utils import tree_flatten
 from tiny_models import tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 
 def tiny_tokenizer(vocab: int) -> Any:

@@ -7,6 +7,7 @@ import json
 import shutil
 
 import pytest
+
 from macspec import cli
 from macspec_models.target import Target
 from tiny_drafters import write_dflash

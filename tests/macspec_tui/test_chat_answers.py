@@ -329,11 +329,11 @@ async def test_a_failure_of_saving_is_shown_and_the_chat_goes_on(open_chat, stor
 
 
 async def test_an_answer_may_be_long_and_fast(open_chat) -> None:
-    text = "".join(f"Line {n} of `code` and text.\n\n```py\nx{n} = {n}\n```\n\n" for n in range(60))
+    text = "".join(f"Line {n} of `code` and text.\n\n```py\nx{n} = {n}\n```\n\n" for n in range(24))
     async with open_chat(Reply(text=text, per_round=8)) as chat:
         await chat.say("go")
         assert chat.texts[1] == text.strip("\n")
-        assert [block.code for block in chat.screen.query(CodeBlock)] == [f"x{n} = {n}" for n in range(60)]
+        assert [block.code for block in chat.screen.query(CodeBlock)] == [f"x{n} = {n}" for n in range(24)]
 
 
 async def test_unforeseen_engine_errors_are_sentences_too(open_chat) -> None:

@@ -11,15 +11,16 @@ from macspec.worker.scripted import Reply
 from macspec_tui.app import farewell
 from macspec_tui.conversation import Message
 from macspec_tui.store import Session, SessionStore
+from macspec_tui.widgets import conversation
 from macspec_tui.widgets.activity import Activity
 from macspec_tui.widgets.answer import AnswerView
-from macspec_tui.widgets.conversation import FIRST, KEEP, PAGE, Earlier
+from macspec_tui.widgets.conversation import FIRST, PAGE, Earlier
 from macspec_tui.widgets.key_bar import KeyBar
 from macspec_tui.widgets.note import Note
 from macspec_tui.widgets.side_panel import SidePanel
 from macspec_tui.widgets.user_message import UserMessage
 
-LONG = "\n\n".join(f"Paragraph {n}." for n in range(60))
+LONG = "\n\n".join(f"Paragraph {n}." for n in range(36))
 
 
 def _long_session(store: SessionStore, turns: int) -> Session:
@@ -33,13 +34,13 @@ def _long_session(store: SessionStore, turns: int) -> Session:
 
 async def test_new_text_is_followed_at_the_end_only(open_chat) -> None:
     gate = asyncio.Event()
-    script = [Reply(text=LONG), Reply(text=LONG, gates={20: gate})]
+    script = [Reply(text=LONG), Reply(text=LONG, gates={10: gate})]
     async with open_chat(script) as chat:
         await chat.say("one")
         view = chat.screen.conversation
         assert view.following and view.scroll_y == view.max_scroll_y
         await chat.enter("two")
-        await chat.until(lambda: len(chat.screen.live.rounds) >= 20)
+        await chat.until(lambda: len(chat.screen.live.rounds) >= 10)
         await chat.press("pageup")
         assert not view.following
         at = view.scroll_y
@@ -52,10 +53,10 @@ async def test_new_text_is_followed_at_the_end_only(open_chat) -> None:
 
 async def test_the_reader_is_told_of_new_text_below(open_chat) -> None:
     gate = asyncio.Event()
-    async with open_chat([Reply(text=LONG), Reply(text=LONG, gates={20: gate})]) as chat:
+    async with open_chat([Reply(text=LONG), Reply(text=LONG, gates={10: gate})]) as chat:
         await chat.say("one")
         await chat.enter("two")
-        await chat.until(lambda: len(chat.screen.live.rounds) >= 20)
+        await chat.until(lambda: len(chat.screen.live.rounds) >= 10)
         await chat.press("pageup")
         assert "new text" in chat.screen.query_one(Activity).text
         gate.set()
@@ -123,19 +124,22 @@ async def test_what_is_read_stays_in_place_when_earlier_messages_appear(open_cha
         assert first.region.y == before
 
 
-async def test_the_number_of_mounted_messages_is_bounded(open_chat, store: SessionStore) -> None:
-    async with open_chat(Reply(text="ok"), session=_long_session(store, 6)) as chat:
-        for number in range(KEEP // 2 + 4):
+async def test_the_number_of_mounted_messages_is_bounded(
+    open_chat, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "KEEP", 10)
+    async with open_chat(Reply(text="ok"), session=_long_session(store, 2)) as chat:
+        for number in range(10):
             await chat.say(f"more {number}")
-        assert len(chat.screen.query(".message")) <= KEEP + 2
+            assert len(chat.screen.query(".message")) <= 12
         assert chat.screen.query(Earlier)
-        assert len(chat.texts) == 12 + 2 * (KEEP // 2 + 4)
+        assert len(chat.texts) == 24
 
 
 async def test_finding_mounts_what_is_found(open_chat, store: SessionStore) -> None:
-    async with open_chat(session=_long_session(store, 60)) as chat:
+    async with open_chat(session=_long_session(store, 20)) as chat:
         await chat.enter("/find question 3")
-        for _ in range(40):
+        for _ in range(20):
             if chat.screen.finder.position[0] == chat.screen.finder.position[1]:
                 break
             await chat.screen.find_step("question 3", 1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_drafters import FakeDrafter, oracle_drafter, random_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fake_drafters import FakeDrafter, oracle_drafter, random_drafter
 from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, Round

@@ -7,13 +7,13 @@ import random
 from typing import Any
 
 import pytest
-from fake_drafters import FakeDrafter, oracle_drafter, random_drafter
-from tiny_engine import ask, random_prompt, tiny_target
 
+from fake_drafters import FakeDrafter, oracle_drafter, random_drafter
 from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.request import Grammar
 from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
+from tiny_engine import ask, random_prompt, tiny_target
 
 VOCAB = 128
 FAMILIES = ("llama", "qwen3", "gemma3_text")

@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import byte_level, sentence_piece, word_pieces
 
 from macspec.engine.text import Detokenizer
 from macspec.engine.vocabulary import Vocabulary
+from tiny_tokenizers import byte_level, sentence_piece, word_pieces
 
 KINDS = {
     "byte level": byte_level,
