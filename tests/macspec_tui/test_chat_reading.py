@@ -225,8 +225,13 @@ async def test_resizing_at_any_time(open_chat) -> None:
 async def test_the_panel_shows_itself_where_there_is_room(open_chat) -> None:
     async with open_chat(Reply(text="a b c d e f g h"), size=(120, 40)) as chat:
         await chat.say("go")
-        chat.screen.tick()
-        text = _panel_text(chat.screen.query_one(SidePanel))
+
+        def shown() -> str:
+            chat.screen.tick()
+            return _panel_text(chat.screen.query_one(SidePanel))
+
+        await chat.until(lambda: "tok/s over the answer" in shown())
+        text = shown()
         for words in ("tok/s over the answer", "τ 2.67", "accepted 5 of 12 verified", "21 drafted", "▲", "now 5 rows"):
             assert words in text
         await chat.pilot.resize_terminal(80, 24)

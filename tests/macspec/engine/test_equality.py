@@ -1,4 +1,4 @@
-"""The output never depends on the speculation: any drafter, any depth, any temperature gives plain decoding's tokens."""
+"""The output never depends on the speculation: any drafter, depth and temperature gives plain decoding's tokens."""
 
 from __future__ import annotations
 
