@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
+import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
+
+# isort: split
 import mlx.core as mx
 
 from macspec.engine.gpu_lock import GpuLock

@@ -5,3 +5,6 @@ holds the same computations in MLX's ops. `library` decides, from `verdicts` rea
 puts them into a model. None of them was ever run on a Mac by its authors: they are executed and checked on a CPU by the
 executor in ``tests/metal``, and trusted on a device only after they proved themselves there.
 """
+
+# Importing the models package first lets it load a fast BLAS before MLX.
+import macspec_models as _macspec_models  # noqa: F401 (imported for its effect)
