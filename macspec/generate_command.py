@@ -32,6 +32,8 @@ def run(options: argparse.Namespace) -> int:
     """Answer and print; text appears as it is made unless JSON was asked for."""
     request = _request(options)
     request.check()
+    if request.sampling.logprobs is not None and not options.json:
+        raise RequestError("--logprobs has nowhere to go in plain text; add --json.", param="logprobs")
     from macspec.api import collect
     from macspec.progress import load_progress
     from macspec.runtime import Runtime
@@ -51,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> GenerationRequest:
-    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    text = _standard_input() if options.prompt == "-" else options.prompt
     if not text.strip():
         raise RequestError("The prompt is empty; write something to answer.", param="prompt")
     if options.raw:
@@ -61,6 +63,13 @@ def _request(options: argparse.Namespace) -> GenerationRequest:
     messages = [{"role": "system", "content": options.system}] if options.system else []
     messages.append({"role": "user", "content": text})
     return GenerationRequest(messages=tuple(messages), **request_options(options))
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise RequestError("Standard input is not UTF-8; convert it first.", param="prompt") from None
 
 
 def _print_text(events: Any, *, many: bool) -> None:

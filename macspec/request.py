@@ -7,6 +7,7 @@ Everything here is plain data without MLX, so it can cross a process border: ``t
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import types
 import typing
@@ -149,6 +150,10 @@ class GenerationRequest(Wire):
             raise RequestError("Give exactly one of messages, prompt and tokens.", param=param)
         if not getattr(self, given[0]):
             raise RequestError("The prompt is empty; write something to answer.", param=given[0])
+        try:
+            json.dumps(self.messages or self.prompt, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise RequestError("The prompt holds bytes that are not UTF-8; convert it first.", param=given[0]) from None
         if self.depth not in ("auto", "full") and not (self.depth.isascii() and self.depth.isdigit()):
             raise RequestError(f"depth is {self.depth!r}; use auto, full or a number from 0 up.", param="depth")
 

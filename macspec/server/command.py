@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--alias", action="append", default=[], help="another name to serve the model under; repeatable")
     network = parser.add_argument_group("network")
     network.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    network.add_argument("--port", type=_whole(0), default=defaults.port, help="default: %(default)s; 0 picks one")
+    network.add_argument(
+        "--port", type=_whole(0, 65535), default=defaults.port, help="default: %(default)s; 0 picks one"
+    )
     network.add_argument(
         "--api-key",
         default=os.environ.get("MACSPEC_API_KEY"),
@@ -57,11 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ui-log", action="store_true", help="one live status line instead of a line per request")
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
     def whole(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"should be {least} or more")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"should be {most} or less")
         return value
 
     whole.__name__ = "whole number"

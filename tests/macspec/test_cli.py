@@ -165,3 +165,17 @@ def test_target_load_reads_the_folder(pair):
     target = Target.load(pair[0])
     assert target.vocab_size == 272
     assert target.eos == {271}
+
+
+def test_prompt_that_is_not_utf8_is_a_sentence(capsys, monkeypatch):
+    code, out, err = run(capsys, "generate", "hello \udcff")
+    assert (code, out) == (2, "")
+    assert err == "macspec: The prompt holds bytes that are not UTF-8; convert it first. (messages)\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello \xff"), encoding="utf-8"))
+    code, out, err = run(capsys, "generate", "-")
+    assert (code, out, err) == (2, "", "macspec: Standard input is not UTF-8; convert it first. (prompt)\n")
+
+
+def test_logprobs_need_json(capsys):
+    code, out, err = run(capsys, "generate", "hello", "--logprobs", "2")
+    assert (code, out, err) == (2, "", "macspec: --logprobs has nowhere to go in plain text; add --json.\n")

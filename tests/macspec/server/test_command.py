@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from macspec import cli
+
 WORKER_TESTS = str(Path(__file__).parents[1] / "worker")
 
 SCRIPT = """
@@ -154,6 +156,11 @@ def test_model_that_cannot_be_loaded_is_a_sentence(begin: Begin) -> None:
     words = [sys.executable, "-c", code, "--port", "0", "--model", "missing"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=30)
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == "macspec: There is no model 'missing'."
+
+
+def test_port_beyond_the_last_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--port", "65536"]) == 2
+    assert "--port: should be 65535 or less" in capsys.readouterr().err
 
 
 def test_live_status_line(begin: Begin) -> None:
