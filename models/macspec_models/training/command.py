@@ -38,9 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run one step of the recipe."""
     from macspec_models import embedded
+    from macspec_models.errors import ModelMissingError
     from macspec_models.target import Target
 
     work = options.work or Path(platformdirs.user_cache_dir("macspec")) / "training"
+    if options.what == "export" and not (work / "checkpoint" / "counters.json").exists():
+        raise ModelMissingError(f"{work} holds no checkpoint to export; train one with: macspec train drafter")
     work.mkdir(parents=True, exist_ok=True)
     target = Target.load(Path(options.model) if options.model else embedded.target_folder())
     if options.what == "responses":
