@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
+
+# isort: split
 import mlx.core as mx
 import numpy as np
 
-import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.frequency import EMBEDDED_COUNTS, TokenCounts, read_counts
 from macspec_models.target import Target

@@ -12,10 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
+import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
+
+# isort: split
 import mlx.core as mx
 import mlx_lm
 
-import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, SamplingParams
