@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import time
 
-import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
+import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
+
+# isort: split
 from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.request import Event, GenerationRequest, SamplingParams, Text

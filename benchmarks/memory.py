@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 
+import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
+
+# isort: split
 import mlx.core as mx
 
-import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, Round, SamplingParams
 

@@ -16,10 +16,12 @@ import platform
 import time
 from pathlib import Path
 
+import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
+
+# isort: split
 import mlx.core as mx
 import mlx_lm
 
-import macspec_models  # noqa: F401 (loads a fast BLAS before MLX)
 from macspec.engine.loop import Engine
 from macspec.request import Finished, GenerationRequest, SamplingParams, Text
 from macspec.runtime import Runtime
