@@ -158,10 +158,12 @@ async def test_failure_reaches_only_its_request(client: ProcessClient, prompt: s
 async def test_killed_engine_is_replaced_and_says_so(client: ProcessClient) -> None:
     pid = client.pid
     assert pid is not None
+    killed = False
     with pytest.raises(EngineDiedError, match="ended by SIGKILL. Send the request again"):
         async for event in client.submit(GenerationRequest(prompt="!forever")):
             # Only what a reader has seen rules out a replay.
-            if isinstance(event, Text):
+            if isinstance(event, Text) and not killed:
+                killed = True
                 os.kill(pid, signal.SIGKILL)
     assert text(await answer(client, "next")) == " next"
     assert client.pid != pid and (await client.stats()).restarts == 1
