@@ -27,14 +27,14 @@ def measure(name: str, slots: int) -> dict[str, float]:
     for number, item in enumerate(synthetic_trace(ROUNDS, slots=slots).rounds):
         context = 3 * number
         begin = time.thread_time_ns()
-        drafts = policy.wants_draft(RoundState(slots, context))
-        state = RoundState(slots if drafts else 0, context, 0.0, item.confidence if drafts else ())
+        drafts = policy.draft_limit(RoundState(slots, context))
+        state = RoundState(drafts, context, 0.0, item.confidence[:drafts])
         asked = time.thread_time_ns()
         depth = policy.choose(state).depth
         answered = time.thread_time_ns()
         kept = min(depth, item.accepted)
         outcome = RoundOutcome(
-            depth, kept, kept + 1, slots * drafts, context, 3.0 * drafts, 20.0 + 1.5 * depth, 0.1, 0.0, state.confidence
+            depth, kept, kept + 1, drafts, context, 3.0 * (drafts > 0), 20.0 + 1.5 * depth, 0.1, 0.0, state.confidence
         )
         ready = time.thread_time_ns()
         policy.observe(outcome)

@@ -46,11 +46,12 @@ def held_out_prompts(engine: Engine, per_category: int) -> list[tuple[str, str]]
 def stock(engine: Engine, tokens: list[int], limit: int) -> tuple[list[int], float]:
     """Tokens and decode rate of mlx-lm's own generator on the same model object and prompt."""
     got, first, last = [], 0.0, 0.0
-    for response in mlx_lm.stream_generate(engine.target.model, engine.target.tokenizer, tokens, max_tokens=limit):
-        last = time.perf_counter()
-        if not got:
-            first = last
-        got.append(response.token)
+    with engine.target.bare():
+        for response in mlx_lm.stream_generate(engine.target.model, engine.target.tokenizer, tokens, max_tokens=limit):
+            last = time.perf_counter()
+            if not got:
+                first = last
+            got.append(response.token)
     return got, (len(got) - 1) / (last - first) if len(got) > 1 else 0.0
 
 

@@ -121,11 +121,9 @@ class MlxLmArm:
         engine, tokenizer = self.engine, self.engine.target.tokenizer
         request = EngineArm(engine, self.name, depth="0").request(prompt, settings)
         ids = engine.tokenize(request)
-        taps = engine.drafter.taps if engine.drafter is not None else ()
         mx.random.seed(settings.seed)
         sampler = make_sampler(temp=settings.temperature)
-        engine.target.set_taps(())
-        try:
+        with engine.target.bare():
             mx.reset_peak_memory()
             detokenizer = tokenizer.detokenizer
             tokens: list[int] = []
@@ -143,8 +141,6 @@ class MlxLmArm:
                     break
             ended = time.perf_counter() - begun
             detokenizer.finalize()
-        finally:
-            engine.target.set_taps(taps)
         return Sample(
             arm=self.name,
             prompt=prompt.id,

@@ -31,9 +31,9 @@ class Recorder:
         """A new answer starts."""
         self.text, self.tag, self.position = self.text + 1, tag, 0
 
-    def wants_draft(self, state: RoundState) -> bool:
-        """Always."""
-        return True
+    def draft_limit(self, state: RoundState) -> int:
+        """Every slot."""
+        return state.max_depth
 
     def choose(self, state: RoundState) -> Decision:
         """Full depth, so that no acceptance is hidden by a cut."""

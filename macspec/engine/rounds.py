@@ -163,7 +163,8 @@ class Rounds:
         session = self.session
         if session.drafter is None or session.context is None or state.max_depth == 0:
             return
-        if not self.policy.wants_draft(state):
+        limit = self.policy.draft_limit(state)
+        if limit == 0:
             return
         mark = time.perf_counter()
         session.flush()
@@ -171,7 +172,7 @@ class Rounds:
             session.context,
             session.anchor,
             session.tokens,
-            limit=state.max_depth,
+            limit=limit,
             noise=None if self.noise_seed is None else self._noise,
         )
         wanted = [self._block.confidence] if self.policy.needs_confidence else []

@@ -84,8 +84,8 @@ class DScalePolicy:
     def __init__(self, predictor: LengthPredictor) -> None:
         self.predictor = predictor
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return state.max_depth > 0
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth
 
     def choose(self, state: RoundState) -> Decision:
         limit = min(state.max_depth, self.predictor.slots)

@@ -37,9 +37,9 @@ class EwmaPolicy:
         self._seen: dict[int, tuple[float, int, int]] = {}
         self._probe = False
 
-    def wants_draft(self, state: RoundState) -> bool:
+    def draft_limit(self, state: RoundState) -> int:
         self._probe = self.depth == 0 and self._rounds % PROBE_EVERY == 0
-        return state.max_depth > 0 and (self.depth > 0 or self._probe)
+        return min(state.max_depth, 1 if self._probe else self.depth)
 
     def choose(self, state: RoundState) -> Decision:
         limit = min(state.max_depth, self.cost.max_depth)

@@ -77,8 +77,11 @@ class DepthPolicy(Protocol):
         """Whether the loop must read the drafter's confidences back from the device."""
         ...
 
-    def wants_draft(self, state: RoundState) -> bool:
-        """Asked before drafting (``state.confidence`` is empty); False makes a plain step: the policy is parked."""
+    def draft_limit(self, state: RoundState) -> int:
+        """Draft tokens of use, at most ``state.max_depth``; 0 makes a plain step: the policy is parked.
+
+        Asked before drafting, when ``state.confidence`` is empty.
+        """
         ...
 
     def choose(self, state: RoundState) -> Decision:

@@ -43,12 +43,13 @@ class OraclePolicy:
             survival.append(alive)
         self._survival = survival
 
-    def wants_draft(self, state: RoundState) -> bool:
+    def draft_limit(self, state: RoundState) -> int:
         if state.max_depth <= 0:
-            return False
+            return 0
         depth, tokens, ms = self._best(state)
         fixed = self.cost.draft_ms(state.context) + self.cost.overhead_ms
-        return depth > 0 and tokens - self.rate * (ms + fixed) > 1.0 - self.rate * self.cost.plain_ms(state.context)
+        pays = tokens - self.rate * (ms + fixed) > 1.0 - self.rate * self.cost.plain_ms(state.context)
+        return state.max_depth if pays and depth > 0 else 0
 
     def choose(self, state: RoundState) -> Decision:
         if not state.confidence:

@@ -30,8 +30,8 @@ class DCutPolicy:
         self.cost = cost
         self._flat_skip = flat_skip
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return state.max_depth > 0
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth
 
     def choose(self, state: RoundState) -> Decision:
         limit = min(state.max_depth, self.cost.max_depth, len(state.confidence))
@@ -141,8 +141,8 @@ class DSparkPolicy:
         self.cost = cost
         self.scaling = SequentialTemperature()
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return state.max_depth > 0
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth
 
     def choose(self, state: RoundState) -> Decision:
         limit = min(state.max_depth, self.cost.max_depth, len(state.confidence))
@@ -177,8 +177,8 @@ class SpecDecPlusPolicy:
         self.threshold = threshold
         self.shortest = shortest
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return state.max_depth > 0
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth
 
     def choose(self, state: RoundState) -> Decision:
         limit = min(state.max_depth, len(state.confidence))
@@ -212,8 +212,8 @@ class AdaEDLPolicy:
         self.threshold = start
         self._rate = target
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return state.max_depth > 0
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth
 
     def choose(self, state: RoundState) -> Decision:
         limit = min(state.max_depth, len(state.confidence))

@@ -54,16 +54,16 @@ class RatePolicy:
             self._tables[source] = self._make(source)
         return self._tables[source]
 
-    def wants_draft(self, state: RoundState) -> bool:
+    def draft_limit(self, state: RoundState) -> int:
         self._parked = False
         if state.max_depth <= 0:
-            return False
+            return 0
         if state.context < self._context:
             self.parking.new_request()
         self._context = state.context
         probe_ms = self.cost.draft_ms(state.context) + self.cost.overhead_ms
         self._parked = self.parking.next(probe_ms) is Mode.PARKED
-        return not self._parked
+        return 0 if self._parked else min(state.max_depth, self.cost.max_depth)
 
     def choose(self, state: RoundState) -> Decision:
         cost = self.cost

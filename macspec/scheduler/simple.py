@@ -18,8 +18,8 @@ class FixedPolicy:
     def name(self) -> str:
         return f"fixed:{self.depth}"
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return self.depth > 0 and state.max_depth > 0
+    def draft_limit(self, state: RoundState) -> int:
+        return min(self.depth, state.max_depth)
 
     def choose(self, state: RoundState) -> Decision:
         return Decision(min(self.depth, state.max_depth), self._reason)
@@ -46,8 +46,8 @@ class FullPolicy:
     name = "full"
     needs_confidence = False
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return state.max_depth > 0
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth
 
     def choose(self, state: RoundState) -> Decision:
         return Decision(state.max_depth, "full block")

@@ -103,19 +103,19 @@ def _round(
     if isinstance(policy, OraclePolicy):
         policy.foresee(item.accepted, item.chances)
     before = RoundState(most, item.context, item.temperature)
-    drafts = policy.wants_draft(before)
-    confidence = item.confidence[:most] if drafts else ()
-    decision = policy.choose(RoundState(most, item.context, item.temperature, confidence, features=item.features))
+    drafts = min(most, policy.draft_limit(before))
+    confidence = item.confidence[:drafts]
+    decision = policy.choose(RoundState(drafts, item.context, item.temperature, confidence, features=item.features))
     depth = decision.depth
-    if not 0 <= depth <= (most if drafts else 0):
-        raise AssertionError(f"{policy.name} chose depth {depth} of at most {most if drafts else 0}")
+    if not 0 <= depth <= drafts:
+        raise AssertionError(f"{policy.name} chose depth {depth} of at most {drafts}")
     accepted = min(item.accepted, depth)
     overhead = cost.overhead_ms if drafts else cost.ladder.plain_overhead
     outcome = RoundOutcome(
         depth=depth,
         accepted=accepted,
         committed=accepted + 1,
-        drafted=most if drafts else 0,
+        drafted=drafts,
         context=item.context,
         draft_ms=cost.draft_ms(item.context) * jitter() if drafts else 0.0,
         verify_ms=cost.verify_curve(item.context)[depth] * jitter(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ class Target:
         self._embedding = next(self._inner[name] for name in _EMBEDDINGS if name in self._inner)
         self.vocab_size = int(text.get("vocab_size") or self._embedding.weight.shape[0])
         self.dtype = self.embed(mx.array([0])).dtype
-        self._taps: Taps | None = None
+        self._taps = Taps(self._inner.layers, ())
 
     @classmethod
     def load(cls, folder: Path, *, name: str = "", revision: str = "", dtype: str | None = None) -> Target:
@@ -73,9 +74,12 @@ class Target:
 
     def set_taps(self, numbers: Sequence[int]) -> None:
         """Tap the outputs after these layers from now on; an empty sequence taps none."""
-        if self._taps is not None:
-            self._taps.remove()
-        self._taps = Taps(self._inner.layers, numbers) if numbers else None
+        self._taps.remove()
+        self._taps = Taps(self._inner.layers, numbers)
+
+    def bare(self) -> AbstractContextManager[None]:
+        """The model just as mlx-lm made it, for the length of a ``with`` block: what others are measured with."""
+        return self._taps.lifted()
 
     def forward(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Run ``tokens [1, n]`` after what the caches hold; lazy logits ``[1, n, vocab]``."""
@@ -83,7 +87,7 @@ class Target:
 
     def features(self) -> mx.array | None:
         """Taps of the last forward pass ``[n, taps * width]``, or None when nothing is tapped."""
-        return None if self._taps is None else self._taps.features()
+        return self._taps.features() if self._taps.numbers else None
 
     def embed(self, tokens: mx.array) -> mx.array:
         """The target's own embedding of token ids, before any scaling the model applies."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
 from macspec_models.errors import CheckpointError
+from macspec_models.taps import Taps
 from tiny_engine import tiny_target
 
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9]])
@@ -44,7 +46,7 @@ def test_logits_do_not_change_and_taps_come_off():
     np.testing.assert_array_equal(before, np.array(target.forward(TOKENS, target.make_cache())))
     target.set_taps(())
     assert target.features() is None
-    assert all(type(layer).__name__ != "Tap" for layer in target.model.model.layers)
+    np.testing.assert_array_equal(before, np.array(target.forward(TOKENS, target.make_cache())))
 
 
 def test_another_instance_is_untouched():
@@ -65,3 +67,23 @@ def test_weights_keep_their_number():
 def test_a_layer_that_is_not_there_is_refused():
     with pytest.raises(CheckpointError, match="reads target layer 7, but this target has 3 layers"):
         tiny_target("llama").set_taps((1, 7))
+
+
+def test_layers_start_early_and_bare_lifts_every_stand_in(monkeypatch):
+    target = tiny_target("llama")
+    own = list(target.model.model.layers)
+    assert [type(layer).__name__ for layer in own].count("Tap") == 1  # One of every four starts early.
+    target.set_taps((1,))
+    with target.bare():
+        assert all(type(layer).__name__ != "Tap" for layer in target.model.model.layers)
+    started = []
+    monkeypatch.setattr("macspec_models.taps.mx.async_eval", started.append)
+    target.forward(TOKENS, target.make_cache())
+    assert len(started) == 1
+    assert target.features().shape == (TOKENS.shape[1], target.hidden_size)
+
+
+def test_the_last_layer_is_never_started_early():
+    layers = [nn.Identity() for _ in range(5)]
+    Taps(layers, (), stride=2)
+    assert [type(layer).__name__ for layer in layers] == ["Tap", "Identity", "Tap", "Identity", "Identity"]

@@ -28,8 +28,8 @@ class RandomDepth:
 
         self.random = random.Random(seed)
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return self.random.random() < 0.8
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth if self.random.random() < 0.8 else 0
 
     def choose(self, state: RoundState) -> Decision:
         assert len(state.confidence) == state.max_depth

@@ -62,8 +62,8 @@ class RandomDepth:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def wants_draft(self, state: RoundState) -> bool:
-        return self.random.random() < 0.8
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth if self.random.random() < 0.8 else 0
 
     def choose(self, state: RoundState) -> Decision:
         return Decision(self.random.randint(0, state.max_depth), "random")

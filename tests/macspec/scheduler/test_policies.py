@@ -13,9 +13,9 @@ def test_simple_rules_keep_to_the_limit() -> None:
     assert make_policy("fixed:9").choose(state).depth == 3
     assert make_policy("fixed:2").choose(state).depth == 2
     assert make_policy("plain").choose(state).depth == 0
-    assert not make_policy("plain").wants_draft(state)
-    assert not make_policy("fixed:0").wants_draft(state)
-    assert not make_policy("full").wants_draft(RoundState(max_depth=0, context=10))
+    assert not make_policy("plain").draft_limit(state)
+    assert not make_policy("fixed:0").draft_limit(state)
+    assert not make_policy("full").draft_limit(RoundState(max_depth=0, context=10))
 
 
 @pytest.mark.parametrize("name", ["fast", "fixed:", "fixed:x", "fixed:-1", "", "Rate"])

@@ -106,7 +106,7 @@ class TestEwma:
         policy = EwmaPolicy(CostModel(Ladder.single([10.0 * (row + 1) for row in range(8)], 2.0)))
         drafted = []
         for _ in range(PARK_AFTER + 100):
-            drafts = policy.wants_draft(RoundState(7, 0))
+            drafts = policy.draft_limit(RoundState(7, 0)) > 0
             depth = policy.choose(RoundState(7, 0)).depth if drafts else 0
             policy.observe(RoundOutcome(depth, 0, 1, 7 * drafts, 0, 2.0 * drafts, 10.0 * (depth + 1), 0.0))
             drafted.append(drafts)

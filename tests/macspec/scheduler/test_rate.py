@@ -31,7 +31,7 @@ def play(policy: DepthPolicy, ladder: Ladder, script: Iterable[Script]) -> list[
     context = 0
     for probabilities, accepted in script:
         most = min(len(probabilities), cost.max_depth)
-        drafts = policy.wants_draft(RoundState(most, context))
+        drafts = policy.draft_limit(RoundState(most, context))
         seen = tuple(SlotConfidence(p, 1.0, 1.0) for p in probabilities[:most]) if drafts else ()
         decision = policy.choose(RoundState(len(seen), context, 0.0, seen))
         depth = decision.depth
@@ -193,7 +193,7 @@ def test_never_beyond_what_may_be_verified(most: int, seen: int, ladder: Ladder)
     """Remaining tokens and context arrive as the largest depth allowed."""
     confidence = tuple(SlotConfidence(0.99, 5.0, 0.1) for _ in range(seen))
     policy = rate(ladder)
-    policy.wants_draft(RoundState(most, 0))
+    policy.draft_limit(RoundState(most, 0))
     assert policy.choose(RoundState(most, 0, 0.0, confidence)).depth <= min(most, seen, ladder.max_rows - 1)
 
 
@@ -203,7 +203,7 @@ def test_times_that_are_no_times_teach_nothing_wrong(times: list[float]) -> None
     policy = rate(STEEP)
     seen = (SlotConfidence(0.9, 1.0, 1.0),) * 7
     for ms in times:
-        policy.wants_draft(RoundState(7, 0))
+        policy.draft_limit(RoundState(7, 0))
         policy.choose(RoundState(7, 0, 0.0, seen))
         policy.observe(RoundOutcome(3, 1, 2, 7, 0, ms, ms, ms, 0.0, seen))
     decision = policy.choose(RoundState(7, 0, 0.0, seen))
