@@ -203,7 +203,8 @@ class Application:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi.document())
+        info = self.service.client.info
+        return JSONResponse(openapi.document(() if info is None else self.service.names(info)))
 
     async def _hello(self, request: Request) -> Response:
         return PlainTextResponse("macspec is running. The API is under /v1.\n")

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from starlette.types import Receive, Scope
 
 from macspec.server.config import ServerConfig
-from macspec.server.errors import BadRequestError, MediaTypeError, SlowRequestError, TooLargeError
+from macspec.server.errors import BadRequestError, LengthError, MediaTypeError, SlowRequestError, TooLargeError
 
 
 class ClientGone(Exception):
@@ -25,6 +25,8 @@ def check_headers(headers: dict[str, str], config: ServerConfig) -> None:
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise MediaTypeError("Send the body without compression.")
     length = headers.get("content-length", "")
+    if not length and "transfer-encoding" not in headers:
+        raise LengthError("Send the body with its length in the header 'content-length'.")
     if length.isascii() and length.isdigit() and int(length) > config.max_body:
         raise _too_large(config)
 

@@ -24,9 +24,9 @@ def plan(body: ChatBody, service: Service, info: EngineInfo) -> convert.Plan:
     grammar = convert.guided_grammar(body)
     convert.check_tools(tools, grammar, info)
     options, switch = convert.template_options(body.chat_template_kwargs)
-    effort: str | None = body.reasoning_effort
+    effort, effort_at = cast("str | None", body.reasoning_effort), "reasoning_effort"
     if body.reasoning is not None and effort is None:
-        effort = reasoning_effort(body.reasoning)
+        effort, effort_at = reasoning_effort(body.reasoning), "reasoning.effort"
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -39,11 +39,11 @@ def plan(body: ChatBody, service: Service, info: EngineInfo) -> convert.Plan:
         grammar=tools.grammar or grammar,
     )
     request = GenerationRequest(
-        messages=convert.chat_messages(body.messages, config.max_messages),
+        messages=convert.describe_tools(convert.chat_messages(body.messages, config.max_messages), tools, info),
         sampling=sampling,
-        tools=tools.tools,
+        tools=convert.template_tools(tools, info),
         template_options=options,
-        thinking=convert.thinks(effort, switch),
+        thinking=convert.thinks(effort, effort_at, switch, info),
         thinking_budget=body.thinking_budget,
         depth=convert.depth(body.depth),
         use_cache=body.cache_prompt is not False,
@@ -86,6 +86,21 @@ class Envelope:
 def envelope(body_model: str | None, service: Service, info: EngineInfo, prefix: str) -> Envelope:
     """A new one; the model is called what the client called it."""
     return Envelope(new_id(prefix), int(time.time()), body_model or info.model, service.fingerprint(info))
+
+
+class Progress:
+    """How far the prompt is, in llama.cpp's form, for clients that ask."""
+
+    def __init__(self, wanted: bool | None) -> None:
+        self._wanted, self._began = wanted, time.monotonic()
+
+    def of(self, event: PrefillProgress, outcome: Outcome) -> dict[str, Any] | None:
+        """The field of a chunk; None if nobody asked."""
+        if not self._wanted:
+            return None
+        took = int((time.monotonic() - self._began) * 1000)
+        progress = {"total": event.total, "cache": outcome.cached_tokens, "processed": event.done, "time_ms": took}
+        return {"prompt_progress": progress}
 
 
 async def complete(service: Service, body: ChatBody, who: str) -> dict[str, Any]:
@@ -152,10 +167,9 @@ class _Chunks:
         self.head = head
         self.usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._logprobs = bool(body.logprobs)
-        self._progress = bool(body.return_progress)
+        self._progress = Progress(body.return_progress)
         self._greeted: set[int] = set()
         self._calls: dict[int, int] = {}
-        self._began = time.monotonic()
 
     def of(self, event: Event, outcome: Outcome) -> list[bytes]:
         """The chunks for one event."""
@@ -203,15 +217,12 @@ class _Chunks:
         ]
 
     def _prefill(self, event: PrefillProgress, outcome: Outcome) -> bytes:
-        if not self._progress:
-            return comment(f"prefill {event.done}/{event.total}")
-        progress = {
-            "total": event.total,
-            "cache": outcome.cached_tokens,
-            "processed": event.done,
-            "time_ms": int((time.monotonic() - self._began) * 1000),
-        }
-        return self._delta(event.index, {}, prompt_progress=progress)
+        progress = self._progress.of(event, outcome)
+        return (
+            comment(f"prefill {event.done}/{event.total}")
+            if progress is None
+            else self._delta(event.index, {}, **progress)
+        )
 
     def _delta(
         self,

@@ -11,7 +11,7 @@ from macspec.errors import RequestError
 from macspec.request import Event, Finished, GenerationRequest, PrefillProgress, SamplingParams, Text, TokenInfo
 from macspec.server import convert
 from macspec.server.answers import Outcome, Service, finish_reason, logprob_value
-from macspec.server.chat import envelope
+from macspec.server.chat import Progress, envelope
 from macspec.server.schemas import CompletionBody
 from macspec.server.streams import comment, frame
 from macspec.worker.protocol import EngineInfo
@@ -116,15 +116,19 @@ async def stream(service: Service, body: CompletionBody, who: str) -> AsyncGener
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     outcome = Outcome()
     offsets: dict[int, _Offsets] = {}
+    progress = Progress(body.return_progress)
     async with aclosing(cast(Any, service.events(planned, who))) as events:
         async for found in events:
             event = _as_text(found)
             outcome.add(event, per_prompt)
-            if isinstance(event, PrefillProgress):
-                yield comment(f"prefill {event.done}/{event.total}")
-                continue
             extra: dict[str, Any] = {}
-            if isinstance(event, Text) and (event.text or (event.tokens and body.logprobs is not None)):
+            if isinstance(event, PrefillProgress):
+                asked = progress.of(event, outcome)
+                if asked is None:
+                    yield comment(f"prefill {event.done}/{event.total}")
+                    continue
+                choice, extra = _choice(event.index, "", None, None), asked
+            elif isinstance(event, Text) and (event.text or (event.tokens and body.logprobs is not None)):
                 logprobs = offsets.setdefault(event.index, _Offsets()).logprobs(event.tokens, body.logprobs)
                 choice = _choice(event.index, event.text, None, logprobs)
             elif isinstance(event, Finished):

@@ -347,19 +347,57 @@ def template_options(values: dict[str, Any] | None) -> tuple[dict[str, Any], boo
     return options, thinking
 
 
-def thinks(effort: str | None, switch: bool | None) -> bool | None:
-    """Whether to think: an explicit switch wins over an effort, and neither leaves it to the model."""
-    if switch is not None or effort is None:
-        return switch
-    return effort not in ("none", "minimal")
+def thinks(effort: str | None, effort_at: str, switch: bool | None, info: EngineInfo) -> bool | None:
+    """Whether to think: an explicit switch wins over an effort, and neither leaves it to the model.
+
+    ``effort_at`` is the effort's name, for the refusal when the model has no such thing. Not to think it can always do.
+    """
+    where = "chat_template_kwargs.enable_thinking" if switch is not None else effort_at
+    wanted = switch if switch is not None or effort is None else effort not in ("none", "minimal")
+    return check_thinking(wanted, where, info)
+
+
+def check_thinking(wanted: bool | None, where: str, info: EngineInfo) -> bool | None:
+    """``wanted``; refused where it is true and the model cannot think."""
+    if wanted and not info.thinking:
+        raise UnsupportedError(f"The loaded model has no thinking to switch on; leave {where} out.", param=where)
+    return wanted
 
 
 def check_tools(plan: ToolPlan, grammar: Grammar | None, info: EngineInfo) -> None:
-    """Refuse combinations that the answer could not honour."""
+    """Refuse combinations that the answer could not honour.
+
+    A forced call needs no tools in the template: the answer is constrained to it, see `describe_tools`.
+    """
     if plan.tools and not info.tools and not plan.forced:
-        raise UnsupportedError("The loaded model cannot call tools; leave tools out.", param="tools")
+        raise UnsupportedError(
+            "The loaded model cannot decide to call tools; leave tools out or force a call with tool_choice.",
+            param="tools",
+        )
     if plan.tools and grammar is not None:
         raise UnsupportedError(
             "response_format and tools exclude each other: a constrained answer cannot be a call.",
             param="response_format",
         )
+
+
+def template_tools(plan: ToolPlan, info: EngineInfo) -> tuple[dict[str, Any], ...]:
+    """Tools for the chat template; none where it has no place for them."""
+    return plan.tools if info.tools else ()
+
+
+def describe_tools(
+    messages: tuple[dict[str, Any], ...], plan: ToolPlan, info: EngineInfo
+) -> tuple[dict[str, Any], ...]:
+    """The messages; where the template has no place for tools, a forced call's are told in the system message."""
+    if info.tools or not plan.forced:
+        return messages
+    functions = [tool["function"] for tool in plan.tools if tool["function"]["name"] in plan.forced]
+    if len(functions) == 1:
+        form = "Answer only with JSON, the arguments of this function:"
+    else:
+        form = 'Answer only with JSON of the form {"name": ..., "arguments": ...} that calls one of these functions:'
+    text = "\n".join([form, *(json.dumps(function, ensure_ascii=False) for function in functions)])
+    if messages and messages[0]["role"] == "system":
+        return ({**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:])
+    return ({"role": "system", "content": text}, *messages)

@@ -68,6 +68,13 @@ class SlowRequestError(HttpError):
     code = "request_timeout"
 
 
+class LengthError(HttpError):
+    """The request has a method with a body and says nothing about one."""
+
+    http_status = 411
+    code = "length_required"
+
+
 class TooLargeError(HttpError):
     """The body is longer than allowed."""
 

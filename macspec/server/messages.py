@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, cast
 
-from macspec.errors import RequestError, UnsupportedError
+from macspec.errors import RequestError
 from macspec.request import Event, Finished, GenerationRequest, PrefillProgress, SamplingParams, Started, Text, ToolCall
 from macspec.server import convert
 from macspec.server.answers import Choice, Outcome, Service, new_id
@@ -25,7 +24,7 @@ def plan(body: MessagesBody, service: Service, info: EngineInfo) -> convert.Plan
     config = service.config
     tools = _tools(body.tools, body.tool_choice, config)
     convert.check_tools(tools, None, info)
-    thinking, budget = _thinking(body.thinking)
+    thinking, budget = _thinking(body.thinking, info)
     sampling = SamplingParams(
         temperature=config.temperature if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -35,9 +34,9 @@ def plan(body: MessagesBody, service: Service, info: EngineInfo) -> convert.Plan
         grammar=tools.grammar,
     )
     request = GenerationRequest(
-        messages=conversation(body.system, body.messages, config.max_messages),
+        messages=convert.describe_tools(conversation(body.system, body.messages, config.max_messages), tools, info),
         sampling=sampling,
-        tools=tools.tools,
+        tools=convert.template_tools(tools, info),
         thinking=thinking,
         thinking_budget=budget,
     )
@@ -45,18 +44,20 @@ def plan(body: MessagesBody, service: Service, info: EngineInfo) -> convert.Plan
     return convert.Plan(request, tools)
 
 
-def _thinking(value: dict[str, Any] | None) -> tuple[bool | None, int | None]:
+def _thinking(value: dict[str, Any] | None, info: EngineInfo) -> tuple[bool | None, int | None]:
+    """Whether to think, and for how many tokens at most."""
     if value is None:
         return None, None
     kind = value.get("type")
     if kind == "disabled":
         return False, None
     if kind == "adaptive":
-        return True, None
+        # Left to the model, which may be one that never thinks.
+        return (True if info.thinking else None), None
     budget = value.get("budget_tokens")
     if kind != "enabled" or type(budget) is not int or budget < 1:
         raise RequestError("thinking should be disabled, adaptive, or enabled with budget_tokens.", param="thinking")
-    return True, budget
+    return convert.check_thinking(True, "thinking", info), budget
 
 
 def _tools(values: Sequence[Any] | None, choice: dict[str, Any] | None, config: ServerConfig) -> convert.ToolPlan:
@@ -272,13 +273,12 @@ async def count_tokens(service: Service, body: CountTokensBody) -> dict[str, Any
     """How many tokens the prompt has."""
     info = await service.check_model(body.model)
     tools = _tools(body.tools, body.tool_choice, service.config)
-    if tools.tools and not info.tools and not tools.forced:
-        raise UnsupportedError("The loaded model cannot call tools; leave tools out.", param="tools")
-    thinking, _ = _thinking(body.thinking)
+    convert.check_tools(tools, None, info)
+    thinking, _ = _thinking(body.thinking, info)
+    messages = conversation(body.system, body.messages, service.config.max_messages)
     request = GenerationRequest(
-        messages=conversation(body.system, body.messages, service.config.max_messages),
-        tools=tools.tools,
+        messages=convert.describe_tools(messages, tools, info),
+        tools=convert.template_tools(tools, info),
         thinking=thinking,
     )
-    request = replace(request, sampling=SamplingParams())
     return {"input_tokens": await service.client.count_tokens(request)}

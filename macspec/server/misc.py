@@ -85,7 +85,7 @@ async def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
         plan = convert.plan_tools(body.tools, None, None, service.config.max_tools)
         convert.check_tools(plan, None, info)
         messages = convert.chat_messages(body.messages, service.config.max_messages)
-        request = GenerationRequest(messages=messages, tools=plan.tools)
+        request = GenerationRequest(messages=messages, tools=convert.template_tools(plan, info))
     tokens = await service.client.tokenize(request)
     return {"tokens": list(tokens), "count": len(tokens), "max_model_len": info.max_context}
 

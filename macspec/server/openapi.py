@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from macspec import __version__
@@ -29,19 +30,71 @@ _GETS = {
     "/health": "Whether requests can be answered now.",
     "/metrics": "Counters in Prometheus' text format.",
 }
-_REFUSALS = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "431", "503")
-_EXAMPLE_MESSAGE = {"role": "user", "content": "Hello"}
+_REFUSALS = ("400", "401", "403", "404", "405", "408", "411", "413", "415", "429", "431", "503")
+
+_TEXT = {"type": "string"}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": _TEXT},
+        "required": ["type", "text"],
+    },
+}
+_FUNCTION = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 128}, "description": _TEXT},
+    "required": ["name"],
+}
 
 
-def document() -> dict[str, Any]:
-    """The description as OpenAPI 3.1."""
+def _messages(*roles: str) -> dict[str, Any]:
+    message = {
+        "type": "object",
+        "properties": {"role": {"enum": list(roles)}, "content": {"anyOf": [_TEXT, _PARTS]}},
+        "required": ["role", "content"],
+    }
+    return {"type": "array", "minItems": 1, "items": message}
+
+
+_TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPT = {"type": "string", "minLength": 1}
+
+#: Fields whose inner form is checked where they are converted, and what that form is.
+_FORMS: dict[type[Body], dict[str, dict[str, Any]]] = {
+    ChatBody: {
+        "messages": _messages("system", "developer", "user", "assistant"),
+        "tools": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+                "required": ["type", "function"],
+            },
+        },
+        "tool_choice": {"enum": ["none", "auto"]},
+        "response_format": {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+        },
+    },
+    CompletionBody: {"prompt": {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items": _PROMPT}, _TOKENS]}},
+    MessagesBody: {"messages": _messages("user", "assistant")},
+    CountTokensBody: {"messages": _messages("user", "assistant")},
+    TokenizeBody: {"messages": _messages("system", "user", "assistant")},
+}
+
+
+def document(models: Sequence[str]) -> dict[str, Any]:
+    """The description as OpenAPI 3.1, for a server of these models."""
     schemas: dict[str, Any] = {"Error": {"type": "object"}}
     paths: dict[str, Any] = {}
+    name = {"type": "string", "enum": list(models)} if models else _TEXT
     for path, (body, summary) in _POSTS.items():
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
-        if "messages" in schema["properties"]:
-            schema["properties"]["messages"]["examples"] = [[_EXAMPLE_MESSAGE]]
+        schema["properties"] |= {"model": name, **_FORMS.get(body, {})}
         schemas[body.__name__] = schema
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
         paths[path] = {
@@ -54,7 +107,7 @@ def document() -> dict[str, Any]:
     for path, summary in _GETS.items():
         operation: dict[str, Any] = {"summary": summary, "responses": _responses()}
         if "{id}" in path:
-            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": name}]
         paths[path] = {"get": operation}
     return {
         "openapi": "3.1.0",

@@ -43,10 +43,10 @@ def plan(body: ResponsesBody, service: Service, info: EngineInfo) -> convert.Pla
         grammar=tools.grammar or grammar,
     )
     request = GenerationRequest(
-        messages=messages(body, config.max_messages),
+        messages=convert.describe_tools(messages(body, config.max_messages), tools, info),
         sampling=sampling,
-        tools=tools.tools,
-        thinking=convert.thinks(reasoning_effort(body.reasoning or {}), None),
+        tools=convert.template_tools(tools, info),
+        thinking=convert.thinks(reasoning_effort(body.reasoning or {}), "reasoning.effort", None, info),
         depth=convert.depth(body.depth),
         use_cache=body.cache_prompt is not False,
     )

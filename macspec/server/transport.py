@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from macspec.errors import BusyError, MacspecError
+from macspec.server.answers import new_id
 from macspec.server.config import ServerConfig
 from macspec.server.errors import BadRequestError, openai_error
 
@@ -104,6 +105,7 @@ def protocol_for(config: ServerConfig) -> type[H11Protocol]:
             body = json.dumps(openai_error(error)).encode()
             headers = [
                 (b"content-type", b"application/json"),
+                (b"x-request-id", new_id("req_").encode()),
                 (b"content-length", str(len(body)).encode()),
                 (b"connection", b"close"),
             ]

@@ -150,6 +150,15 @@ async def test_limit_beyond_the_context_is_the_context(start: Start) -> None:
     assert server.engine.requests[0].sampling.max_tokens == 4096
 
 
+async def test_refusal_reaches_the_sdk_whole(start: Start) -> None:
+    server = await start()
+    with pytest.raises(openai.BadRequestError) as caught:
+        await server.openai.chat.completions.create(model=MODEL, messages=HELLO, temperature=5)
+    error = caught.value
+    assert (error.type, error.param, error.code) == ("invalid_request_error", "temperature", "invalid_value")
+    assert "temperature" in str(error) and error.request_id is not None and error.request_id.startswith("req_")
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 3}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_value"),
@@ -444,10 +453,81 @@ async def test_prompt_progress(start: Start) -> None:
     assert ": prefill 100/300\n\n" in plain.text
 
 
+PLAIN_MODEL = replace(DEFAULT_INFO, tools=False, thinking=False)
+
+
 async def test_model_without_tools_says_so(start: Start) -> None:
-    server = await start(ScriptedClient(info=replace(DEFAULT_INFO, tools=False)))
-    assert (await server.chat(tools=[TOOL])).json()["error"]["param"] == "tools"
+    server = await start(ScriptedClient(info=PLAIN_MODEL))
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "function", **TOOL["function"]}]}),
+        ("/tokenize", {"messages": HELLO, "tools": [TOOL]}),
+    ):
+        refused = await server.post(path, body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
     assert (await server.chat(tools=[TOOL], tool_choice="none")).status_code == 200
+    assert server.engine.requests[-1].tools == ()
+
+
+async def test_forced_call_of_a_model_without_tools(start: Start) -> None:
+    other = {"type": "function", "function": {"name": "news", "parameters": {"type": "object"}}}
+    engine = ScriptedClient([Reply('{"city": "Bern"}'), Reply('{"name": "news", "arguments": {}}')], info=PLAIN_MODEL)
+    server = await start(engine)
+    named = {"type": "function", "function": {"name": "weather"}}
+    one = (await server.chat(tools=[TOOL, other], tool_choice=named)).json()["choices"][0]
+    assert one["finish_reason"] == "tool_calls"
+    assert one["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    # The template would drop the tools, so they are told in the system message, and only the one to call.
+    asked = engine.requests[0]
+    assert asked.tools == () and asked.sampling.grammar is not None and asked.messages is not None
+    assert [message["role"] for message in asked.messages] == ["system", "user"]
+    told = asked.messages[0]["content"]
+    assert json.dumps(TOOL["function"]) in told and "news" not in told
+
+    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
+    some = (await server.chat(messages=messages, tools=[TOOL, other], tool_choice="required")).json()["choices"][0]
+    assert some["message"]["tool_calls"][0]["function"]["name"] == "news"
+    asked = engine.requests[1]
+    assert asked.messages is not None and len(asked.messages) == 2
+    told = asked.messages[0]["content"]
+    assert told.startswith("Be brief.\n\n") and "weather" in told and "news" in told
+
+
+THINKING_ON: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort"),
+    ("/v1/chat/completions", {"messages": HELLO, "reasoning": {"effort": "high"}}, "reasoning.effort"),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}},
+        "chat_template_kwargs.enable_thinking",
+    ),
+    ("/v1/responses", {"input": "x", "reasoning": {"effort": "medium"}}, "reasoning.effort"),
+]
+
+
+async def test_model_without_thinking_says_so(start: Start) -> None:
+    server = await start(ScriptedClient(info=PLAIN_MODEL))
+    for path, body, param in THINKING_ON:
+        refused = await server.post(path, body)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, param, "unsupported_parameter"), body
+    budget = {"messages": HELLO, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = await server.post(path, budget)
+        assert refused.status_code == 400 and "thinking" in refused.json()["error"]["message"]
+    assert server.engine.requests == []
+
+
+async def test_not_to_think_is_harmless_everywhere(start: Start) -> None:
+    server = await start(ScriptedClient(info=PLAIN_MODEL))
+    for effort in ("none", "minimal"):
+        assert (await server.chat(reasoning_effort=effort)).status_code == 200
+        assert server.engine.requests[-1].thinking is False
+    assert (await server.chat(chat_template_kwargs={"enable_thinking": False})).status_code == 200
+    # Left to the model.
+    adaptive = {"messages": HELLO, "max_tokens": 9, "thinking": {"type": "adaptive"}}
+    assert (await server.post("/v1/messages", adaptive)).status_code == 200
+    assert server.engine.requests[-1].thinking is None
 
 
 async def test_same_seed_same_fingerprint(start: Start) -> None:

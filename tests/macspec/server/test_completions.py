@@ -72,3 +72,12 @@ async def test_refusals(start: Start) -> None:
     for body, param in cases:
         response = await server.post("/v1/completions", body)
         assert response.status_code == 400 and response.json()["error"]["param"] == param, (body, response.text)
+
+
+async def test_prompt_progress(start: Start) -> None:
+    server = await start(ScriptedClient(Reply("x", prefill=2, prompt_tokens=300)))
+    chunks = await server.sse("/v1/completions", {"prompt": "x", "return_progress": True})
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert [(step["processed"], step["total"]) for step in progress] == [(150, 300), (300, 300)]
+    plain = await server.post("/v1/completions", {"prompt": "x", "stream": True})
+    assert ": prefill 150/300\n\n" in plain.text and "prompt_progress" not in plain.text

@@ -184,6 +184,17 @@ async def test_headers_and_comments_come_before_the_first_token(start: Start) ->
     assert (await first).status_code == 200
 
 
+async def test_a_whole_answer_is_json_and_nothing_else_however_long_it_takes(start: Start) -> None:
+    gate = asyncio.Event()
+    server = await start(ScriptedClient(Reply("x", gate=gate)), header_delay=0.005, keep_alive=0.005)
+    task = asyncio.create_task(server.chat())
+    await until(lambda: server.engine.active == 1)
+    await asyncio.sleep(0.05)
+    gate.set()
+    answer = await task
+    assert answer.content.startswith(b"{") and int(answer.headers["content-length"]) == len(answer.content)
+
+
 async def test_client_that_stops_reading_is_let_go(start: Start) -> None:
     big = ["y" * 50_000 for _ in range(2000)]
     server = await start(ScriptedClient(Reply(big, per_round=1)), write_timeout=0.2)

@@ -40,9 +40,12 @@ EXCHANGES: list[tuple[bytes, list[int]]] = [
     (HEAD + b"Content-Length: abc\r\n\r\n", [400]),
     (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", [400]),
     (HEAD + b"Content-Length: 99999999999999999999\r\nConnection: close\r\n\r\n", [413]),
+    (HEAD + b"Content-Length: 33554433\r\nConnection: close\r\n\r\n", [413]),
     (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", [400]),
     (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", [400]),
-    (HEAD + b"Connection: close\r\n\r\n", [400]),
+    (HEAD + b"Connection: close\r\n\r\n", [411]),
+    (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n", [400]),
+    (HEAD + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: 13\r\n\r\n" + b'{"messages":1', [100, 400]),
     (b"BREW /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [405]),
     (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", [403]),
     (b"GET http://localhost/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [404]),
@@ -65,9 +68,28 @@ async def test_single_exchanges(start: Start) -> None:
     for data, expected in EXCHANGES:
         answer = await server.raw(data)
         assert statuses(answer) == expected, (data[:200], answer[:300])
+        assert answer.lower().count(b"\nx-request-id: req_") == len([code for code in expected if code >= 200])
         if expected[-1] >= 400:
             assert b'"error"' in answer
     assert (await server.chat()).status_code == 200
+
+
+async def test_connection_is_kept_and_streams_are_chunked(start: Start) -> None:
+    server = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    body = BODY.replace(b"{", b'{"stream":true,', 1)
+    for _ in range(2):
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"\r\ntransfer-encoding: chunked" in head.lower()
+        assert b"connection: close" not in head.lower()
+        events = await reader.readuntil(b"\r\n0\r\n\r\n")
+        assert b"data: [DONE]\n\n" in events
+    writer.write(GOOD)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(re.findall(rb"content-length: (\d+)", head.lower())[0])
+    assert (await reader.readexactly(length)).startswith(b"{")
+    writer.close()
 
 
 async def test_split_everywhere(start: Start) -> None:

@@ -90,6 +90,22 @@ def test_keys() -> None:
     guard.check_key("/health", {})
 
 
+def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, key: bytes) -> bool:
+        compared.append((given, key))
+        return False
+
+    monkeypatch.setattr("macspec.server.security.hmac.compare_digest", compare)
+    guard = Guard(ServerConfig(api_key="a key"))
+    for given in ("", "a", "a key", "a much longer key"):
+        with pytest.raises(AuthenticationError):
+            guard.check_key("/v1/models", {"x-api-key": given})
+    # Digests: even their length tells nothing about the key's.
+    assert len(compared) == 4 and {len(value) for pair in compared for value in pair} == {32}
+
+
 async def test_every_route_but_health_needs_the_key(start: Start) -> None:
     server = await start(api_key="k")
     gets = ["/", "/v1/models", "/v1/models/x", "/metrics", "/v1/metrics", "/nothing", "/health/x", "//health"]
