@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from macspec.bench.machine import describe
 from macspec.errors import RequestError
+from macspec.machine import describe
 from macspec_models import hub, registry
 from macspec_models.registry import Pair, Source
 

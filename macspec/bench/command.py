@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from macspec.bench import analysis, compare, environment, export, machine, plot, presets, report, runner
+from macspec import machine
+from macspec.bench import analysis, compare, environment, export, plot, presets, report, runner
 from macspec.bench.analysis import PLAIN
 from macspec.bench.document import Report, SuiteInfo, measured_ladder, read, with_id
 from macspec.bench.notices import Notice

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from macspec.bench.analysis import ALL, PLAIN, Row
-from macspec.bench.machine import Machine, State
 from macspec.bench.notices import Notice
 from macspec.bench.quality import Difference
 from macspec.bench.samples import Sample, Settings
 from macspec.errors import RequestError
+from macspec.machine import Machine, State
 from macspec.request import Wire
 
 FORMAT = "macspec-bench/1"

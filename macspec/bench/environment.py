@@ -6,8 +6,8 @@ import importlib.metadata
 import platform
 from collections.abc import Sequence
 
-from macspec.bench.machine import THERMAL_NAMES, Machine, State
 from macspec.bench.notices import Notice, notice
+from macspec.machine import THERMAL_NAMES, Machine, State
 
 #: The fixed piece of work may vary this much between its fastest and its median time.
 CANARY_SPREAD = 1.15

@@ -16,8 +16,8 @@ from typing import Any
 
 import platformdirs
 
-from macspec.bench import machine
-from macspec.bench.machine import Machine, Probe, State
+from macspec import machine
+from macspec.machine import Machine, Probe, State
 from macspec.scheduler.ladder import Ladder, LadderError
 from macspec_models.disk import existing, free_bytes
 from macspec_models.hub import hub_cache, local_folder

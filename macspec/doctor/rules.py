@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from macspec.bench.machine import THERMAL_NAMES
 from macspec.doctor.facts import Facts, ProfileFacts
+from macspec.machine import THERMAL_NAMES
 from macspec.request import Wire
 
 Level = Literal["ok", "note", "problem", "broken"]

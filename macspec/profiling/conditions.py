@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from macspec.bench.machine import Machine, State
+from macspec.machine import Machine, State
 
 #: Load per usable core from which the machine counts as busy. This process itself adds little before it measures.
 BUSY = 0.5

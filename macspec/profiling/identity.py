@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from macspec.bench.machine import Machine, State
+from macspec.machine import Machine, State
 
 #: How each part is named in a sentence.
 NAMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from macspec.bench.machine import Machine, State, describe, state
+from macspec.machine import Machine, State, describe, state
 from macspec.profiling.conditions import doubtful, warnings
 from macspec.profiling.identity import identity
 from macspec.profiling.measure import Meter

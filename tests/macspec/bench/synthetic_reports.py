@@ -10,8 +10,8 @@ from synthetic_engines import SyntheticArm, World, some_prompts
 from macspec.bench import analysis, runner
 from macspec.bench.analysis import ALL, Row
 from macspec.bench.document import Report, SuiteInfo, measured_ladder, with_id
-from macspec.bench.machine import CoreGroup, Machine
 from macspec.bench.samples import Arm, Settings
+from macspec.machine import CoreGroup, Machine
 
 SETTINGS = Settings(max_tokens=64)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from macspec import doctor
-from macspec.bench.machine import Probe
 from macspec.doctor import command, facts
 from macspec.doctor.facts import MlxFacts, Sources
+from macspec.machine import Probe
 from macspec.scheduler.ladder import Ladder
 
 

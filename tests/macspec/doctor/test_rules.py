@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from macspec.bench.machine import CoreGroup, Machine, State
 from macspec.doctor.facts import Facts, MlxFacts, PairFacts, ProfileFacts
 from macspec.doctor.rules import Finding, break_even, drafter_mismatch, examine, gpu_generation, version
+from macspec.machine import CoreGroup, Machine, State
 from macspec.scheduler.ladder import Ladder
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import macspec_models  # noqa: F401  (loads the fast BLAS before MLX)
-from macspec.bench.machine import Machine, State
 from macspec.engine.loop import Engine
 from macspec.errors import MacspecError
+from macspec.machine import Machine, State
 from macspec.profiling.policies import attach
 from macspec.profiling.store import ProfileStore
 from macspec.request import Round

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fake_drafters import FakeDrafter
-from macspec.bench.machine import Machine, State
 from macspec.engine.loop import Engine
 from macspec.errors import RequestError
+from macspec.machine import Machine, State
 from macspec.profiling.command import chart
 from macspec.profiling.measure import Meter
 from macspec.profiling.policies import PolicyMaker, attach

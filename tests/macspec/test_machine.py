@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from macspec.bench import environment, machine
-from macspec.bench.machine import CoreGroup, Machine, Probe, State
+from macspec import machine
+from macspec.machine import CoreGroup, Machine, Probe, State
 
 
 @dataclass
@@ -169,14 +169,3 @@ def test_this_machine_can_be_described() -> None:
 def test_a_missing_command_is_none_not_an_error() -> None:
     assert Probe().command("no-such-command-anywhere") is None
     assert Probe().file("/no/such/file") is None
-
-
-def test_environment_notices() -> None:
-    quiet = State(power="ac", low_power_mode=False, thermal_level=0, load=0.1, swap_bytes=0)
-    host = Machine(system="Darwin", usable_cores=8)
-    assert environment.notices(host, quiet, quiet, [(0, 1.0), (1, 1.02), (2, 1.01)]) == []
-    bad = State(power="battery", low_power_mode=True, thermal_level=2, load=7.0, swap_bytes=0)
-    after = State(power="ac", swap_bytes=1 << 30)
-    found = environment.notices(host, bad, after, [(0, 1.0), (1, 1.9), (2, 2.0)])
-    assert [n.kind for n in found] == ["battery", "low_power", "load", "swap", "thermal", "canary"]
-    assert all(n.message.endswith(".") and n.remedy.endswith(".") for n in found)
