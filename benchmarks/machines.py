@@ -1,0 +1,253 @@
+"""The scheduler's choice against plain decoding and every fixed depth, on machines whose cost curves differ.
+
+    python -m benchmarks.machines [--machine openblas --machine m4pro-qwen3-4b-8bit …] [--json FILE]
+
+Three machines are real, all made of this one: float32 with OpenBLAS (a curve shaped like a Mac's), float32 with the
+reference BLAS (linear: plain decoding must win) and bfloat16 (steep). The others are *emulated*: the name of a
+published ladder in ``benchmarks/ladders``, every pass of the real pair padded by sleeping to that ladder's shape, scaled
+so that the real pass fits. Drafts are padded too, where the real one is not dearer. Drafts and acceptance are real.
+
+A run starts with no profile and nothing learned. The scheduler first answers calibration prompts until it has generated
+``--cold`` tokens; a copy of it as it is then is the arm ``young``. It goes on with the other calibration prompts and
+becomes the arm ``auto``. Then every held-out prompt is answered by every arm in turn, the order reversed every other
+time. Ratios are of decode rates, per prompt; intervals are bootstrapped over prompts (95 %).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
+
+# isort: split
+import macspec.engine.loop
+from macspec.engine.rounds import Rounds
+from macspec.profiling.store import ProfileStore
+from macspec.request import GenerationRequest, Round, SamplingParams
+from macspec.runtime import Runtime
+from macspec.scheduler.cost import CostModel
+from macspec.scheduler.interface import DepthPolicy
+from macspec.scheduler.ladder import Ladder
+from macspec.scheduler.policies import make_policy
+from macspec_models.training.responses import load_examples, load_prompts
+
+LADDERS = Path(__file__).parent / "ladders"
+#: Environment and loading options of the real machines.
+REAL: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "openblas": ({}, {}),
+    "reference": ({"MACSPEC_BLAS": "reference"}, {}),
+    "bfloat16": ({}, {"dtype": "bfloat16"}),
+}
+EMULATED = ("m4pro-qwen3-4b-8bit", "m4max-qwen3.8-27b-4bit", "m5max-70b-4bit", "m1ultra-linear")
+CATEGORIES = ("chat", "code", "rewrite")
+#: Room left between a real pass and the emulated one, so that the machine's own noise is slept away.
+HEADROOM = 1.15
+
+
+def prompts(engine: Runtime, per_category: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Calibration prompts and held-out ones, ``(category, text)``; the drafter was trained on neither."""
+    trained = {e.line for e in load_examples(engine.target.tokenizer) if not e.held_out}
+    calibration, held_out = [], []
+    for category in CATEGORIES:
+        rows = [p.text for i, p in enumerate(load_prompts()) if p.category == category and i not in trained]
+        step = max(1, len(rows) // (2 * per_category))
+        picked = rows[::step][: 2 * per_category]
+        calibration += [(category, text) for text in picked[1::2]]
+        held_out += [(category, text) for text in picked[::2]]
+    order = random.Random(3)
+    order.shuffle(calibration)
+    order.shuffle(held_out)
+    return calibration, held_out
+
+
+def emulate(ladder: Ladder) -> type[Rounds]:
+    """Rounds whose drafts and passes take what ``ladder`` says, by sleeping."""
+
+    class Padded(Rounds):
+        def _verify(self, draft: list[int]) -> Any:
+            begin, context = time.perf_counter(), self.session.cache.length
+            result = super()._verify(draft)
+            _sleep_until(begin + 1e-3 * ladder.curve(context)[len(draft)])
+            return result
+
+        def _read_draft(self) -> Any:
+            block = self._block is not None
+            begin, before = time.perf_counter(), self._draft_seconds
+            drafted = super()._read_draft()
+            if block:
+                _sleep_until(begin - before + 1e-3 * ladder.draft_ms(self.session.cache.length))
+                self._draft_seconds = before + time.perf_counter() - begin
+            return drafted
+
+    return Padded
+
+
+def _sleep_until(when: float) -> None:
+    time.sleep(max(0.0, when - time.perf_counter()))
+
+
+def answer(engine: Runtime, policy: DepthPolicy, text: str, tokens: int) -> tuple[int, float, float, float]:
+    """Tokens, decode seconds per token, tokens per round and mean depth of one answer under one rule."""
+    request = GenerationRequest(
+        messages=({"role": "user", "content": text},),
+        use_cache=False,
+        sampling=SamplingParams(max_tokens=tokens, ignore_eos=True),
+    )
+    engine._policies[request.policy] = policy
+    times, counts, depths = [], [], []
+    for event in engine.generate(request):
+        if isinstance(event, Round):
+            times.append(time.perf_counter())
+            counts.append(event.committed)
+            depths.append(event.verified)
+    total = sum(counts)
+    return total, (times[-1] - times[0]) / (total - counts[0]), total / len(counts), sum(depths) / len(depths)
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run every arm on one machine, in this process."""
+    real = REAL.get(name)
+    engine = Runtime.load(profile=False, prefix_cache_bytes=0, **(real[1] if real else {}))
+    engine.maker.store = ProfileStore(Path(tempfile.mkdtemp()))
+    begin = time.perf_counter()
+    ladder = engine.maker.prepare().ladder
+    profiled = time.perf_counter() - begin
+    scale = 0.0
+    if real is None:
+        published = Ladder.read(LADDERS / f"{name}.json")
+        rows = min(published.max_rows, ladder.max_rows)
+        own, theirs = ladder.curve(512)[:rows], published.curve(0)[:rows]
+        scale = HEADROOM * max(mine / other for mine, other in zip(own, theirs, strict=True))
+        draft = max(scale * published.draft_ms(0), HEADROOM * ladder.draft_ms(512))
+        ladder = Ladder.single([scale * ms for ms in theirs], draft)
+        macspec.engine.loop.Rounds = emulate(ladder)  # type: ignore[misc]
+    depths = [d for d in options.depths if d < ladder.max_rows]
+    calibration, held_out = prompts(engine, options.prompts)
+
+    def rule() -> DepthPolicy:
+        return make_policy("rate", CostModel(ladder))
+
+    auto, young, spent = rule(), None, 0
+    for _, text in calibration:
+        wanted = options.tokens if young is not None else min(options.tokens, options.cold - spent)
+        spent += answer(engine, auto, text, wanted)[0]
+        if young is None and spent >= options.cold:
+            young = copy.deepcopy(auto)
+    if young is None:
+        raise SystemExit(f"The calibration prompts gave {spent} of {options.cold} tokens; raise --prompts or --tokens.")
+
+    arms: dict[str, Callable[[], DepthPolicy]] = {
+        "plain": lambda: make_policy("plain"),
+        **{f"fixed:{d}": (lambda d=d: make_policy(f"fixed:{d}")) for d in depths},  # type: ignore[misc]
+        "auto": lambda: auto,
+        "young": lambda: copy.deepcopy(young),
+    }
+    rows = []
+    for number, (category, text) in enumerate(held_out):
+        for arm in list(arms) if number % 2 == 0 else reversed(list(arms)):
+            _, seconds, tau, depth = answer(engine, arms[arm](), text, options.tokens)
+            rows.append(
+                {"arm": arm, "category": category, "prompt": number, "s": seconds, "tau": tau, "depth": round(depth, 2)}
+            )
+        print(f"{name}: {number + 1}/{len(held_out)} {category}", file=sys.stderr, flush=True)
+    engine.close()
+    return {
+        "machine": name,
+        "emulated": real is None,
+        "scale": scale,
+        "profile_seconds": profiled,
+        "ladder_ms": [round(ms, 2) for ms in ladder.curve(512)],
+        "draft_ms": round(ladder.draft_ms(512), 2),
+        "rows": rows,
+    }
+
+
+def mean_ratio(rows: list[dict[str, Any]], arm: str, base: str, category: str | None = None) -> list[float]:
+    """Logarithms of ``arm``'s rate over ``base``'s, one per prompt."""
+    seconds = {(r["arm"], r["prompt"]): r["s"] for r in rows if category in (None, r["category"])}
+    return [math.log(seconds[base, p] / s) for (a, p), s in seconds.items() if a == arm]
+
+
+def interval(values: list[float], seed: int = 0) -> tuple[float, float, float]:
+    """Geometric mean of ratios given as logarithms, with a bootstrap 95 % interval over prompts."""
+    rng = random.Random(seed)
+    means = sorted(sum(rng.choices(values, k=len(values))) / len(values) for _ in range(2000))
+    return math.exp(sum(values) / len(values)), math.exp(means[50]), math.exp(means[1949])
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print one machine's table and the verdicts."""
+    rows = result["rows"]
+    arms = list(dict.fromkeys(r["arm"] for r in rows))
+    others = [arm for arm in arms if arm not in ("auto", "young")]
+    kind = f"emulated, x {result['scale']:.2f}" if result["emulated"] else "real"
+    print(f"\n{result['machine']} ({kind}); profile {result['profile_seconds']:.1f} s")
+    print(f"  rows 1..: {result['ladder_ms']} ms, draft {result['draft_ms']} ms")
+    print(f"  {'arm':9}" + "".join(f"{c:>9}" for c in (*CATEGORIES, "all")) + f"{'tau':>7}{'depth':>7}")
+    for arm in arms:
+        cells = [math.exp(_mean(mean_ratio(rows, arm, "plain", c))) for c in (*CATEGORIES, None)]
+        mine = [r for r in rows if r["arm"] == arm]
+        tau, depth = _mean([r["tau"] for r in mine]), _mean([r["depth"] for r in mine])
+        print(f"  {arm:9}" + "".join(f"{x:9.3f}" for x in cells) + f"{tau:7.2f}{depth:7.2f}")
+    for category in CATEGORIES:
+        best = max(others, key=lambda arm: _mean(mean_ratio(rows, arm, "plain", category)))
+        print(f"  auto / best of {category} ({best}): {_shown(interval(mean_ratio(rows, 'auto', best, category)))}")
+    best = max(others, key=lambda arm: _mean(mean_ratio(rows, arm, "plain")))
+    print(f"  auto / best single arm ({best}): {_shown(interval(mean_ratio(rows, 'auto', best)))}")
+    print(f"  auto / plain: {_shown(interval(mean_ratio(rows, 'auto', 'plain')))}")
+    print(f"  young / auto: {_shown(interval(mean_ratio(rows, 'young', 'auto')))}", flush=True)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _shown(values: tuple[float, float, float]) -> str:
+    middle, low, high = values
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machine", action="append", choices=[*REAL, *sorted(p.stem for p in LADDERS.glob("*.json"))])
+    parser.add_argument("--prompts", type=int, default=4, help="held-out prompts per category")
+    parser.add_argument("--tokens", type=int, default=48, help="per answer")
+    parser.add_argument("--cold", type=int, default=200, help="tokens after which a cold scheduler is compared")
+    parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[1, 2, 3, 5, 7])
+    parser.add_argument("--json", type=Path, help="file, or with several machines a folder")
+    parser.add_argument("--here", action="store_true", help="measure in this process and print JSON; used by itself")
+    options = parser.parse_args()
+    names = options.machine or [*REAL, *EMULATED]
+    if options.here:
+        print(json.dumps(measure(names[0], options)))
+        return
+    own = [f"--{key}={getattr(options, key)}" for key in ("prompts", "tokens", "cold")]
+    own.append("--depths=" + ",".join(map(str, options.depths)))
+    for name in names:
+        command = [sys.executable, "-m", "benchmarks.machines", "--here", "--machine", name, *own]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **REAL.get(name, ({}, {}))[0]}
+        )
+        result = {**json.loads(done.stdout), "host": platform.platform(), "cores": os.cpu_count()}
+        report(result)
+        if options.json:
+            file = options.json if len(names) == 1 else options.json / f"{name}.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
