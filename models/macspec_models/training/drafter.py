@@ -39,7 +39,9 @@ class Recipe:
     frequent_tokens: int = 6000
     sampled_tokens: int = 2000
     clip: float = 1.0
-    weight_decay: float = 0.01
+    weight_decay: float = 0.05
+    #: Share of the context states' values dropped in training. A few thousand answers are soon learned by heart.
+    dropout: float = 0.1
     #: Share of steps that compute the features of one more sequence.
     fresh_share: float = 0.5
     seed: int = 0
@@ -196,7 +198,12 @@ class Batches:
 
 
 def denoise(
-    network: DFlashNetwork, features: mx.array, blocks: mx.array, anchors: mx.array, visible: mx.array
+    network: DFlashNetwork,
+    features: mx.array,
+    blocks: mx.array,
+    anchors: mx.array,
+    visible: mx.array,
+    dropout: float = 0.0,
 ) -> mx.array:
     """``DFlashNetwork.__call__`` for several blocks of each sequence at once, with the context projected only once.
 
@@ -205,6 +212,7 @@ def denoise(
         blocks: embedded blocks ``[sequences * anchors, S, D]``, a sequence's blocks beside each other.
         anchors: position of each block's anchor ``[sequences * anchors]``.
         visible: which context positions a block sees ``[sequences, anchors, N]``.
+        dropout: share of the fused context's values set to zero, the others scaled up to make up for them.
 
     Returns:
         Normalised hidden states ``[sequences * anchors, S, D]``.
@@ -221,8 +229,12 @@ def denoise(
         split = heads.reshape(sequences, count, *heads.shape[1:]).swapaxes(1, 2)
         return split.reshape(sequences, heads.shape[1], count * size, heads.shape[-1])
 
+    fused = network.fuse(features)
+    if dropout > 0.0:
+        fused = fused * mx.random.bernoulli(1.0 - dropout, fused.shape) / (1.0 - dropout)
     x = blocks
-    for layer, (keys, values) in zip(network.layers, network.context(features, 0), strict=True):
+    for layer in network.layers:
+        keys, values = layer.self_attn.key_value(fused, 0)
         normed = layer.input_layernorm(x)
         queries = fold(layer.self_attn.query(normed, anchors))
         block_keys, block_values = (fold(part) for part in layer.self_attn.key_value(normed, anchors))
@@ -243,9 +255,10 @@ def block_loss(
     weights: mx.array,
     head: mx.array,
     correction: mx.array,
+    dropout: float = 0.0,
 ) -> tuple[mx.array, mx.array]:
     """Position-decayed cross-entropy of the mask slots, and which slots were right ``[blocks, slots]``."""
-    hidden = denoise(network, features, blocks, anchors, visible)[:, 1:]
+    hidden = denoise(network, features, blocks, anchors, visible, dropout)[:, 1:]
     scores = hidden @ head.T + correction
     losses = nn.losses.cross_entropy(scores, labels)
     return (losses * weights).sum() / weights.sum(), mx.argmax(scores, axis=-1) == labels
@@ -270,12 +283,13 @@ class Trainer:
         self.held_out_pool = np.array([e.index for e in examples if e.held_out])
         self.batches = Batches(recipe, config, examples, store, target.model, recipe.seed)
         self.held_out_batches = Batches(recipe, config, examples, store, target.model, recipe.seed + 1)
-        state = [self.network.state, self.optimizer.state]
+        # Dropout draws from MLX's own generator, whose state a compiled step must be told of.
+        state = [self.network.state, self.optimizer.state, mx.random.state]
         gradient = nn.value_and_grad(self.network, block_loss)
 
         @partial(mx.compile, inputs=state, outputs=state)
         def update(*batch: mx.array) -> tuple[mx.array, mx.array]:
-            (loss, right), grads = gradient(self.network, *batch)
+            (loss, right), grads = gradient(self.network, *batch, dropout=recipe.dropout)
             grads, _ = optim.clip_grad_norm(grads, recipe.clip)
             self.optimizer.update(self.network, grads)
             return loss, right
