@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from macspec import __version__
+from macspec.arguments import Parser
 from macspec.errors import MacspecError
 
 
@@ -38,19 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="macspec", description="Local LLM inference on Apple Silicon: drafted for speed, exact in its text."
     )
     parser.add_argument("--version", action="version", version=f"macspec {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen_parser = parser
     for name, command in COMMANDS.items():
         sub = commands.add_parser(name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}.")
         if name == chosen:
+            chosen_parser = sub
             module = importlib.import_module(command.module)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     try:
-        options = parser.parse_args(words)
+        options, unknown = parser.parse_known_args(words)
+        if unknown:
+            chosen_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         return int(options.run(options))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def describe(error: Exception) -> str | None:
     """The sentence for an error meant for people, or None for a fault of ours, which deserves its traceback."""
     if isinstance(error, MacspecError):
-        return f"{error.message} ({error.param})" if error.param and error.param not in error.message else error.message
+        return error.message
     # Errors about model files are declared by a package that must not be imported just to look.
     errors = sys.modules.get("macspec_models.errors")
     if errors is not None and isinstance(error, errors.ModelError):

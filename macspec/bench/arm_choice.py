@@ -93,8 +93,6 @@ def _depth(word: str, engine: Engine) -> tuple[str, str]:
                 f"Depth {word} needs a drafter, and there is none: {engine.drafter_reason}.", param="depth"
             )
         depth = deepest if word == "full" else int(word)
-        if depth > deepest:
-            raise RequestError(f"Depth {depth} is more than this drafter's {deepest}.", param="depth")
         return _name(depth, deepest), str(depth)
     raise RequestError(f"--depth has {word!r}; use numbers, full and auto with commas.", param="depth")
 

@@ -18,6 +18,7 @@ from macspec.bench.notices import Notice
 from macspec.bench.quality import Difference
 from macspec.bench.samples import Arm, Prompt, Sample, Settings
 from macspec.cli_options import add_engine_options, engine_options
+from macspec.download import ensure
 from macspec.errors import MacspecError, RequestError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--csv", metavar="FILE", help="write one line per arm and category; - is standard output")
     group.add_argument("--markdown", action="store_true", help="print a card to post instead of the table")
     group.add_argument("--trace", metavar="FILE", help="also record draft confidences for macspec simulate")
-    actions = parser.add_subparsers(dest="action", metavar="compare | plot | show")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     sub = actions.add_parser("compare", help="what became faster or slower between two results")
     sub.add_argument("first", metavar="A.json")
     sub.add_argument("second", metavar="B.json")
@@ -159,6 +160,7 @@ def _measure(options: argparse.Namespace) -> int:
     from macspec.progress import load_progress
     from macspec.runtime import Runtime
 
+    ensure(options)
     with load_progress() as progress:
         engine = Runtime.load(**engine_options(options), progress=progress)
     arms, skipped = choose_arms(engine, options)

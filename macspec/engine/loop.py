@@ -22,7 +22,7 @@ from macspec.engine.rounds import Committed, Rounds, run
 from macspec.engine.sampling import Chooser, derived_seed
 from macspec.engine.session import Session
 from macspec.engine.tally import Tally
-from macspec.engine.validation import check_sampling
+from macspec.engine.validation import check_depth, check_sampling
 from macspec.errors import ContextLengthError, RequestError
 from macspec.kernels.library import KernelLibrary
 from macspec.request import Event, Finished, FinishReason, GenerationRequest, PrefillProgress, Round, Started
@@ -114,6 +114,8 @@ class Engine:
             name = request.policy
         else:
             name = "full" if request.depth == "full" else f"fixed:{int(request.depth)}"
+        if self.drafter is not None and name.startswith("fixed:"):
+            check_depth(int(name.removeprefix("fixed:")), self.drafter.max_depth)
         if name not in self._policies:
             self._policies[name] = self.make_policy(name)
         return self._policies[name]

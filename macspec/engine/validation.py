@@ -36,6 +36,16 @@ def check_sampling(params: SamplingParams, vocab: int, max_context: int) -> None
         raise RequestError("banned_tokens bans every token of the model; leave at least one.", param="banned_tokens")
 
 
+def check_depth(depth: int, drafter_depth: int) -> None:
+    """Refuse a fixed depth that the drafter's block does not reach; ``drafter_depth`` is the most it drafts."""
+    if depth > drafter_depth:
+        raise RequestError(
+            f"depth is {depth}, but this drafter drafts {drafter_depth} tokens at most; use a number up to "
+            f"{drafter_depth}, full or auto.",
+            param="depth",
+        )
+
+
 def _check_tokens(name: str, tokens: Iterable[object], vocab: int) -> None:
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:

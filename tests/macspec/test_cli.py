@@ -80,6 +80,8 @@ def refused(capsys, pair, *words: str) -> str:
         (("hi", "--temperature", "nan"), "temperature"),
         (("hi", "--top-p", "0"), "top"),
         (("hi", "--depth", "many"), "depth"),
+        (("hi", "--depth", "9999"), "depth is 9999, but this drafter drafts"),
+        (("hi", "--policy", "fixed:9999"), "depth is 9999, but this drafter drafts"),
         (("hi", "--policy", "luck"), "policy"),
         (("hi", "--logit-bias", "99999=1"), "99999"),
         (("hi", "--stop-token-ids", "99999"), "99999"),
@@ -140,8 +142,28 @@ def test_version_and_help(capsys):
         assert command in out
 
 
-def test_no_command_is_a_usage_error(capsys):
-    assert run(capsys)[0] == 2
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "COMMAND is missing; see: macspec --help"),
+        (["frob"], "COMMAND is 'frob'; choose from chat, generate, "),
+        (["generate"], "prompt is missing; see: macspec generate --help"),
+        (["bench", "--frob"], "There is no option or argument --frob here; see: macspec bench --help"),
+        (["bench", "again"], "ACTION is 'again'; choose from compare, plot, show; see: macspec bench --help"),
+        (["bench", "--tokens", "many"], "--tokens is 'many'; use a whole number; see: macspec bench --help"),
+        (["bench", "--temperature", "hot"], "--temperature is 'hot'; use a number; see"),
+        (["bench", "--dtype", "int3"], "--dtype is 'int3'; choose from float32, float16, bfloat16; see"),
+        (["bench", "--json"], "--json needs a value after it; see"),
+        (["bench", "--quick=1"], "--quick takes no value, and '1' was given; see"),
+        (["bench", "--t", "3"], "--t could mean --tokens, "),
+        (["bench", "compare", "a.json"], "B.json is missing; see: macspec bench compare --help"),
+        (["generate", "hi", "--regex", "a", "--lark", "b"], "--lark and --regex exclude each other; give one of them"),
+    ],
+)
+def test_wrong_words_get_one_sentence(capsys, words, sentence):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and not out
+    assert err.startswith(f"macspec: {sentence}") and err.count("\n") == 1
 
 
 def test_interrupt_is_130(capsys, pair, monkeypatch):
@@ -170,10 +192,10 @@ def test_target_load_reads_the_folder(pair):
 def test_prompt_that_is_not_utf8_is_a_sentence(capsys, monkeypatch):
     code, out, err = run(capsys, "generate", "hello \udcff")
     assert (code, out) == (2, "")
-    assert err == "macspec: The prompt holds bytes that are not UTF-8; convert it first. (messages)\n"
+    assert err == "macspec: The prompt holds bytes that are not UTF-8; convert it first.\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello \xff"), encoding="utf-8"))
     code, out, err = run(capsys, "generate", "-")
-    assert (code, out, err) == (2, "", "macspec: Standard input is not UTF-8; convert it first. (prompt)\n")
+    assert (code, out, err) == (2, "", "macspec: Standard input is not UTF-8; convert it first.\n")
 
 
 def test_logprobs_need_json(capsys):

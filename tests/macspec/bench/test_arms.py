@@ -91,7 +91,7 @@ def test_arms_of_the_command_line(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--depth", "99"], "is more than this drafter's"),
+        (["--depth", "99"], "depth is 99, but this drafter drafts"),
         (["--depth", "deep"], "use numbers, full and auto"),
         (["--depth", "-1"], "use numbers, full and auto"),
         (["--policy", "magic"], "no policy 'magic'"),
