@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from macspec.download import add_download_options
 from macspec.errors import RequestError
 from macspec.limits import check_numbers
 from macspec.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
@@ -96,6 +97,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=("off", "probe", "force"),
         help="Metal kernels: none, those that prove right and faster (default), or all that are right",
     )
+    add_download_options(group)
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from macspec.cli_options import add_engine_options, add_request_options, engine_options, request_options
+from macspec.download import ensure
 from macspec.errors import RequestError
 from macspec.request import GenerationRequest
 
@@ -34,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     request.check()
     if request.sampling.logprobs is not None and not options.json:
         raise RequestError("--logprobs has nowhere to go in plain text; add --json.", param="logprobs")
+    ensure(options)
     from macspec.api import collect
     from macspec.progress import load_progress
     from macspec.runtime import Runtime

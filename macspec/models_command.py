@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
+from macspec import download, quantize_command
 from macspec.errors import RequestError
 from macspec.machine import describe
 from macspec_models import hub, registry
@@ -17,7 +16,9 @@ from macspec_models.registry import Pair, Source
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    actions = parser.add_subparsers(dest="action", metavar="list | show | pull | rm | path", required=True)
+    actions = parser.add_subparsers(
+        dest="action", metavar="list | show | pull | rm | path | quantize-drafter", required=True
+    )
     sub = actions.add_parser("list", help="known pairs and what is downloaded")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub = actions.add_parser("show", help="everything known about a model")
@@ -34,11 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = actions.add_parser("path", help="print the folder of a model")
     sub.add_argument("name", help="registry name, folder or hub id")
     sub.add_argument("--drafter", action="store_true", help="of its drafter instead")
+    sub = actions.add_parser("quantize-drafter", help="write a smaller copy of a drafter and compare its acceptance")
+    quantize_command.add_arguments(sub)
 
 
 def run(options: argparse.Namespace) -> int:
     """Do what was asked; returns the exit code."""
     actions = {"list": _list, "show": _show, "pull": _pull, "rm": _remove, "path": _path}
+    actions["quantize-drafter"] = quantize_command.run
     return actions[options.action](options)
 
 
@@ -144,22 +148,17 @@ def _pull(options: argparse.Namespace) -> int:
         sources = [(sources[0][0], registry.check_revision(options.revision))]
     if options.offline or hub.offline():
         return _here(options.name, sources)
-    found = [hub.listing(repo, revision) for repo, revision in sources]
-    needed = sum(hub.missing(item) for item in found)
-    for item in found:
-        print(f"{item.repo}@{item.commit[:12]}: {item.size / 1e9:.2f} GB, {hub.missing(item) / 1e9:.2f} GB to download")
-        hub.check_disk(item)
-    if needed and not options.yes and not _confirm(f"Download {needed / 1e9:.2f} GB to {hub.hub_cache()}?"):
-        print("Nothing was downloaded.")
-        return 1
-    for item, (repo, revision) in zip(found, sources, strict=True):
-        with_line = Line(repo)
-        try:
-            folder = hub.pull(repo, revision=revision, progress=with_line, found=item)
-        finally:
-            with_line.clear()
+    copies = {repo: hub.lm_studio_folder(repo) for repo, revision in sources if revision is None}
+    wanted = [(repo, revision) for repo, revision in sources if copies.get(repo) is None]
+    for repo, copy in copies.items():
+        if copy is not None:
+            print(f"{repo}: {copy}, from LM Studio; nothing to download")
+    if not wanted:
+        return 0
+    folders = download.fetch(wanted, yes=options.yes)
+    for (repo, _), folder in zip(wanted, folders, strict=False):
         print(f"{repo}: {folder}")
-    return 0
+    return 0 if folders else 1
 
 
 def _here(name: str, sources: list[tuple[str, str | None]]) -> int:
@@ -183,7 +182,7 @@ def _remove(options: argparse.Namespace) -> int:
         print(f"Nothing of {options.name} is in {hub.hub_cache()}.")
         return 1
     size = sum(present[repo] for repo in wanted)
-    if not options.yes and not _confirm(f"Remove {', '.join(wanted)} ({size / 1e9:.2f} GB)?"):
+    if not options.yes and not download.confirm(f"Remove {', '.join(wanted)} ({size / 1e9:.2f} GB)?"):
         print("Nothing was removed.")
         return 1
     for repo in wanted:
@@ -195,48 +194,3 @@ def _path(options: argparse.Namespace) -> int:
     folder: Path = hub.resolve(options.name, part="drafter" if options.drafter else "target")
     print(folder)
     return 0
-
-
-def _confirm(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise RequestError(f"{question} Nobody can be asked here; add --yes.", param="yes")
-    print(f"{question} [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-class Line:
-    """One line of progress on a terminal: share, speed and time left."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.begun, self.first = what, time.monotonic(), -1
-        self._shown, self._last = sys.stderr.isatty(), 0.0
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self._shown or (now - self._last < 0.1 and done < total):
-            return
-        self._last = now
-        sys.stderr.write("\r\x1b[2K" + self.text(stage, done, total, now)[:90])
-        sys.stderr.flush()
-
-    def text(self, stage: str, done: int, total: int, now: float) -> str:
-        """The line's text; what an earlier download left does not count as speed."""
-        if self.first < 0:
-            self.first, self.begun = done, now
-        share = f"{100 * done // total:3d} %" if total else ""
-        speed = (done - self.first) / (now - self.begun) if now - self.begun > 0.5 else 0.0
-        rest = ""
-        if stage == "downloading" and speed > 0:
-            left = (total - done) / speed
-            rest = (
-                f", {speed / 1e6:.1f} MB/s, {left / 60:.0f} min left"
-                if left > 90
-                else f", {speed / 1e6:.1f} MB/s, {left:.0f} s left"
-            )
-        return f"{self.what}: {stage} {share}{rest}"
-
-    def clear(self) -> None:
-        """Leave the line empty."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()

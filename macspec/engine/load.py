@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from macspec.engine.memory import check_load, configure, memory_limit
+from macspec.machine import describe
 from macspec_models import embedded, hub, registry
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.combined import CombinedDrafter
@@ -37,7 +38,7 @@ def default_model() -> tuple[str, str]:
     """The model to take when none is named, and a sentence when another would be better or ``""``."""
     if sys.platform != "darwin":
         return embedded.NAME, ""
-    best = registry.best_for(memory_limit().nbytes)
+    best = registry.best_for(describe().memory_bytes or 0)
     if best.name == embedded.NAME or hub.local_folder(best.name) is not None:
         return best.name, ""
     return embedded.NAME, (
@@ -72,7 +73,7 @@ def load_pair(
         model, hint = default_model()
         if hint:
             say(hint)
-    drafter, beside = _split(drafter)
+    drafter, beside = registry.split_drafter(drafter)
     folder = hub.resolve(model, progress=report)
     draft_folder, reason = _drafter_folder(model, drafter, report)
     _forecast(folder, draft_folder)
@@ -87,13 +88,6 @@ def load_pair(
     rows = embedded.frequent_tokens(EMBEDDED_HEAD_ROWS) if model == embedded.NAME and drafter is None else None
     loaded: Drafter = load_drafter(draft_folder, target, head_rows=rows)
     return Pair(target, CombinedDrafter(loaded) if beside else loaded)
-
-
-def _split(drafter: str | None) -> tuple[str | None, bool]:
-    """A drafter's name without ``+lookup``, and whether that was there."""
-    if drafter is None or not drafter.endswith("+lookup"):
-        return drafter, False
-    return drafter.removesuffix("+lookup") or None, True
 
 
 def _drafter_folder(model: str, drafter: str | None, report: Progress) -> tuple[Path | None, str]:

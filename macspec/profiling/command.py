@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from macspec.cli_options import add_engine_options, engine_options
+from macspec.download import ensure
 from macspec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def run(options: argparse.Namespace) -> int:
     from macspec.progress import load_progress
     from macspec.runtime import Runtime
 
+    ensure(options)
     said: list[str] = []
     with load_progress() as progress:
         engine = Runtime.load(**engine_options(options), progress=progress, profile=False, say=said.append)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 
 from macspec.cli_options import add_engine_options, engine_options
+from macspec.download import ensure
 from macspec.errors import RequestError
 from macspec.server.app import create_app
 from macspec.server.config import ServerConfig
@@ -100,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
     from macspec.worker.process_client import ProcessClient
 
     config = config_from(options)
+    ensure(options)
     chosen = engine_options(options)
     known = {name: chosen.pop(name) for name in ("model", "drafter", "context") if name in chosen}
     engine = EngineOptions(**known, parallel=options.parallel, extra=chosen)

@@ -98,8 +98,7 @@ def resolve(
     Raises:
         ModelError: nothing of that name, not here, or the download failed.
     """
-    folder = Path(name).expanduser()
-    if os.sep in name and folder.is_dir() or (folder.is_dir() and registry.find(name) is None):
+    if (folder := _own_folder(name)) is not None:
         return folder
     source = _source(name, part)
     if source is None:
@@ -117,13 +116,30 @@ def resolve(
 
 def local_folder(name: str, *, part: str = "target") -> Path | None:
     """The folder of a name when it is complete on this machine, without asking a network; None when it is not."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    if (folder := _own_folder(name)) is not None:
         return folder
     source = _source(name, part)
     if source is None:
         return None
     return _local_repo(source.repo, source.revision)
+
+
+def absent(name: str, *, part: str = "target") -> registry.Source | None:
+    """Where a name would have to be downloaded from; None when it is on this machine.
+
+    Raises:
+        ModelMissingError: nothing of that name is known.
+    """
+    if _own_folder(name) is not None:
+        return None
+    source = _source(name, part)
+    return None if source is None or _local_repo(source.repo, source.revision) is not None else source
+
+
+def _own_folder(name: str) -> Path | None:
+    """The folder a name means; a known model's name means the model, whatever lies in the working directory."""
+    folder = Path(name).expanduser()
+    return folder if folder.is_dir() and (os.sep in name or registry.find(name) is None) else None
 
 
 def _source(name: str, part: str) -> registry.Source | None:
@@ -155,12 +171,13 @@ def _local_repo(repo: str, revision: str | None) -> Path | None:
     for folder in candidates:
         if is_complete(folder, within=base):
             return folder
-    if revision is None:
-        for parent in LM_STUDIO:
-            root = Path.home() / parent
-            if is_complete(root / repo, within=root):
-                return root / repo
-    return None
+    return lm_studio_folder(repo) if revision is None else None
+
+
+def lm_studio_folder(repo: str) -> Path | None:
+    """LM Studio's copy of a repository; it does not say of which revision."""
+    roots = (Path.home() / parent for parent in LM_STUDIO)
+    return next((root / repo for root in roots if is_complete(root / registry.check_repo(repo), within=root)), None)
 
 
 def is_complete(folder: Path, *, within: Path | None = None) -> bool:
@@ -260,12 +277,13 @@ def pull(
     return folder
 
 
-def check_disk(found: Listing) -> None:
-    """Refuse a download that would fill the disk."""
-    needed, free = missing(found) + MARGIN_BYTES, free_bytes(hub_cache())
-    if free is not None and free < needed:
+def check_disk(*found: Listing) -> None:
+    """Refuse downloads that would together fill the disk."""
+    needed, free = sum(map(missing, found)), free_bytes(hub_cache())
+    if needed and free is not None and free < needed + MARGIN_BYTES:
+        names = " and ".join(item.repo for item in found)
         raise DownloadError(
-            f"{found.repo} needs {_gb(missing(found))} and {_gb(MARGIN_BYTES)} to spare, but only {_gb(free)} are free "
+            f"{names} needs {_gb(needed)} and {_gb(MARGIN_BYTES)} to spare, but only {_gb(free)} are free "
             f"in {hub_cache()}. Free some space or set HF_HUB_CACHE to another disk."
         )
 

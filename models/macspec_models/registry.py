@@ -88,6 +88,13 @@ def drafters_for(repo: str) -> list[Pair]:
     return sorted(found, key=lambda p: STATUSES.index(p.status))
 
 
+def split_drafter(name: str | None) -> tuple[str | None, bool]:
+    """A drafter's name without ``+lookup``, and whether that was there; ``+lookup`` alone names the model's own."""
+    if name is None or not name.endswith("+lookup"):
+        return name, False
+    return name.removesuffix("+lookup") or None, True
+
+
 def best_for(memory_bytes: int) -> Pair:
     """The suggested pair for a machine of this memory; the embedded one when nothing larger fits."""
     # A Mac sold with 8 GB reports 8 GiB; a Linux machine a little less than its label.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from fake_hub import FakeHub, serving
 from macspec.cli import main
-from macspec.models_command import Line
 from macspec_models import hub as hubs
+from macspec_models.checkpoints import load_drafter
+from tiny_drafters import TINY_TARGET, TinyTarget, write_dflash
 
 REPO = "someone/tiny"
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "tokenizer.json": b"{}"}
@@ -29,9 +31,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 def test_pull_show_path_and_rm(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "pull", REPO, "--yes"]) == 0
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr()
     folder = hubs.local_folder(REPO)
-    assert folder is not None and str(folder) in shown and "0.00 GB to download" in shown
+    assert folder is not None and str(folder) in shown.out and "0.0 MB to download" in shown.err
     assert main(["models", "path", REPO]) == 0
     assert capsys.readouterr().out.strip() == str(folder)
     assert main(["models", "show", REPO, "--json"]) == 0
@@ -50,6 +52,17 @@ def test_a_second_pull_downloads_nothing(hub: FakeHub, capsys: pytest.CaptureFix
     # Nothing is missing, so nobody has to be asked.
     assert main(["models", "pull", REPO]) == 0
     assert not any("/cdn/" in path and command == "GET" for command, path, _ in hub.requests)
+
+
+def test_a_copy_of_lm_studio_is_not_downloaded_again(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "home" / ".lmstudio" / "models" / REPO
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    assert main(["models", "pull", REPO]) == 0
+    assert "from LM Studio" in capsys.readouterr().out and hub.requests == []
 
 
 def test_nobody_to_ask_downloads_nothing(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,11 +116,31 @@ def test_wrong_names_are_sentences(
     assert sentence in caught.err and "Traceback" not in caught.err
 
 
-def test_progress_shows_speed_and_time_left() -> None:
-    line = Line("repo")
-    assert line.text("downloading", 400, 1000, 10.0) == "repo: downloading  40 %"
-    # What an earlier attempt left is no speed of this one.
-    assert line.text("downloading", 600, 1000, 12.0) == "repo: downloading  60 %, 0.0 MB/s, 4 s left"
-    slow = Line("x")
-    slow.text("downloading", 0, 10**9, 0.0)
-    assert slow.text("downloading", 10**8, 10**9, 100.0) == "x: downloading  10 %, 1.0 MB/s, 15 min left"
+def test_quantising_writes_a_smaller_copy_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = TinyTarget()
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    write_dflash(folder, TINY_TARGET)
+    out = tmp_path / "small"
+    words = ["models", "quantize-drafter", str(folder), "--bits", "8", "--group-size", "32", "--out", str(out)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "name its target with --model" in shown and f"--drafter {out}" in shown
+    assert json.loads((out / "config.json").read_text())["quantization"] == {"group_size": 32, "bits": 8}
+    assert load_drafter(out, target).nbytes < load_drafter(folder, target).nbytes
+    assert main([*words, "--no-compare"]) == 2
+    assert "name a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_quantising_the_embedded_drafter_compares_acceptance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    words = ["models", "quantize-drafter", "smollm2-135m", "--bits", "8", "--tokens", "16", "--out", str(out)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    rows = dict(re.findall(r"(before|after) +acceptance length ([0-9.]+) over", shown))
+    # Eight bits change hardly a draft.
+    assert abs(float(rows["after"]) - float(rows["before"])) < 0.15
+    assert "acceptance length changes by" in shown

@@ -42,12 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the chat and return its exit code. Raises `MacspecError` for what the person should read."""
+    from macspec.download import ensure
     from macspec_tui.store import SessionStore
 
     store = SessionStore()
     if args.sessions:
         return _list_sessions(store)
     settings = _settings(args)
+    ensure(args)
     session = _session(args, store)
     try:
         return _chat(args, store, session, settings, lambda: _client(args))
