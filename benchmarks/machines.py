@@ -4,8 +4,8 @@
 
 Three machines are real, all made of this one: float32 with OpenBLAS (a curve shaped like a Mac's), float32 with the
 reference BLAS (linear: plain decoding must win) and bfloat16 (steep). The others are *emulated*: the name of a
-published ladder in ``benchmarks/ladders``, every pass of the real pair padded by sleeping to that ladder's shape, scaled
-so that the real pass fits. Drafts are padded too, where the real one is not dearer. Drafts and acceptance are real.
+published ladder in ``benchmarks/ladders``, every pass of the real pair padded by sleeping to that ladder's shape,
+scaled so that the real pass fits; drafts too, where the real one is not dearer. Drafts and acceptance are real.
 
 A run starts with no profile and nothing learned. The scheduler first answers calibration prompts until it has generated
 ``--cold`` tokens; a copy of it as it is then is the arm ``young``. It goes on with the other calibration prompts and
