@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from macspec.engine.load import load_pair
 from macspec.engine.loop import Engine
+from macspec.request import Event, GenerationRequest, PrefillProgress, Round
 from macspec.scheduler.policies import make_policy
 
 
@@ -33,3 +35,21 @@ class TinyEngine(Engine):
             policy_factory=lambda name: make_policy("fixed:3" if name == "rate" else name),
             **options,
         )
+
+
+class StrictEngine(TinyEngine):
+    """Fails a request for which more than the running round, or prompt chunk, is computed after nobody wants it."""
+
+    def generate(self, request: GenerationRequest, cancelled: Callable[[], bool] = lambda: False) -> Generator[Event]:
+        """See `Engine.generate`."""
+        late = 0
+        with contextlib.closing(cast(Generator[Event], super().generate(request, cancelled))) as events:
+            while True:
+                unwanted = cancelled()
+                event = next(events, None)
+                if event is None:
+                    return
+                late += unwanted and isinstance(event, (Round, PrefillProgress))
+                if late > 1:
+                    raise RuntimeError(f"{late} rounds were computed after the request was cancelled")
+                yield event

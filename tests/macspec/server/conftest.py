@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,7 +17,11 @@ import pytest_asyncio
 from macspec.server.app import Application, create_app
 from macspec.server.config import ServerConfig
 from macspec.server.transport import Server, listen, make_server
+from macspec.worker.process_client import ProcessClient, ProcessOptions
+from macspec.worker.protocol import EngineOptions
 from macspec.worker.scripted import ScriptedClient
+
+TESTS = str(Path(__file__).parents[2])
 
 
 class Running:
@@ -114,6 +119,35 @@ async def start_once() -> AsyncIterator[Start]:
     """Start servers for all tests of a module."""
     async with _starter() as starter:
         yield starter
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Folders of a tiny target and of a random drafter for it."""
+    from tiny_drafters import write_dflash
+    from tiny_engine import write_target
+
+    folder = tmp_path_factory.mktemp("models")
+    target = write_target(folder / "tiny")
+    config = json.loads((target / "config.json").read_text())
+    write_dflash(folder / "drafter", config, target_layer_ids=[0, 1])
+    return str(target), str(folder / "drafter")
+
+
+StartTiny = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture(scope="session")
+def start_tiny() -> StartTiny:
+    """Start a server in front of an engine process with a `pair`."""
+
+    async def start_tiny(start: Start, pair: tuple[str, str], engine: str = "TinyEngine", **config: Any) -> Running:
+        process = ProcessOptions(factory=f"tiny_factory:{engine}", environment={"PYTHONPATH": TESTS})
+        client = ProcessClient(EngineOptions(model=pair[0], drafter=pair[1]), process=process)
+        await client.start()
+        return await start(client, load=False, **config)
+
+    return start_tiny
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,9 @@ pytestmark = [
 @pytest.mark.timeout(900)
 async def test_generated_requests_never_give_5xx_or_hang(start: Start, tmp_path: Path) -> None:
     server = await start(ScriptedClient(Reply("Yes, that is so.", thinking="hm", tool_calls=[("f", "{}")])))
-    # Boundary values of every field, then random bodies, right and wrong ones; only the six POST operations vary.
+    # About 1,500 boundary values of the fields, then 100 random bodies, right and wrong ones, for each operation.
     words = ["run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--phases", "coverage,fuzzing"]
-    words += ["--max-examples", str(CASES // 5), "--request-timeout", "20", "--seed", "1", "--no-color"]
+    words += ["--max-examples", "100", "--request-timeout", "20", "--seed", "1", "--no-color"]
     code = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, *words), stdout=asyncio.subprocess.PIPE, cwd=tmp_path

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,38 +15,17 @@ import pytest_asyncio
 from macspec.api import collect
 from macspec.errors import EngineDiedError
 from macspec.request import GenerationRequest, SamplingParams
-from macspec.worker.process_client import ProcessClient, ProcessOptions
-from macspec.worker.protocol import EngineOptions
 
 if TYPE_CHECKING:
-    from tests.macspec.server.conftest import Running, Start
-
-TESTS = str(Path(__file__).parents[2])
-
+    from tests.macspec.server.conftest import Running, Start, StartTiny
 
 #: Starting an engine takes longer than all that is done with it here.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Folders of a tiny target and of a random drafter for it."""
-    from tiny_drafters import write_dflash
-    from tiny_engine import write_target
-
-    folder = tmp_path_factory.mktemp("models")
-    target = write_target(folder / "tiny")
-    config = json.loads((target / "config.json").read_text())
-    write_dflash(folder / "drafter", config, target_layer_ids=[0, 1])
-    return str(target), str(folder / "drafter")
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(start_once: Start, pair: tuple[str, str]) -> Running:
-    process = ProcessOptions(factory="tiny_factory:TinyEngine", environment={"PYTHONPATH": TESTS})
-    client = ProcessClient(EngineOptions(model=pair[0], drafter=pair[1]), process=process)
-    await client.start()
-    return await start_once(client, load=False)
+async def server(start_once: Start, start_tiny: StartTiny, pair: tuple[str, str]) -> Running:
+    return await start_tiny(start_once, pair)
 
 
 def body(seed: int, **fields: Any) -> dict[str, Any]:
