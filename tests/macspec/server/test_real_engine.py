@@ -4,23 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
-from macspec.api import collect
 from macspec.errors import EngineDiedError
-from macspec.request import GenerationRequest, SamplingParams
+from macspec.worker.process_client import ProcessClient
+from macspec.worker.protocol import EngineOptions
+from seeded_requests import SeededRequest, seeded_request
 
 if TYPE_CHECKING:
     from tests.macspec.server.conftest import Running, Start, StartTiny
 
 #: Starting an engine takes longer than all that is done with it here.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+Generate = Callable[[list[str], list[SeededRequest]], list[list[str]]]
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Generate:
+    """Run ``macspec generate`` for each request, with one engine for all, and give the texts of each."""
+    from macspec import cli
+    from macspec.runtime import Runtime
+
+    def run(words: list[str], requests: list[SeededRequest]) -> list[list[str]]:
+        engines: list[Runtime] = []
+        load, close = Runtime.load, Runtime.close
+
+        def load_once(**options: Any) -> Runtime:
+            if not engines:
+                engines.append(load(**options))
+            return engines[0]
+
+        monkeypatch.setattr(Runtime, "load", load_once)
+        monkeypatch.setattr(Runtime, "close", lambda engine: None)
+        found = []
+        for request in requests:
+            assert cli.main(["generate", "--json", *words, *request.words]) == 0, capsys.readouterr().err
+            answers = json.loads(capsys.readouterr().out)
+            found.append([answer["text"] for answer in (answers if isinstance(answers, list) else [answers])])
+        close(engines[0])
+        return found
+
+    return run
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -51,19 +85,50 @@ async def streamed(server: Running, request: dict[str, Any]) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in await server.sse("/v1/completions", request))
 
 
-@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.slow)])
-async def test_streamed_equals_whole_equals_the_engine(server: Running, pair: tuple[str, str], seeds: range) -> None:
-    from tiny_factory import TinyEngine
+def pieces(path: str, answer: dict[str, Any]) -> dict[int, str]:
+    """The texts of a body or of a chunk, by choice."""
+    inner = "text" if path == "/v1/completions" else "delta" if "chunk" in answer["object"] else "message"
+    found = {choice["index"]: choice[inner] for choice in answer["choices"]}
+    return {index: text if isinstance(text, str) else text.get("content") or "" for index, text in found.items()}
 
-    # Plain decoding, while the server drafts: speculation and transport together change nothing.
-    engine = TinyEngine.load(pair[0])
-    for seed in seeds:
-        request = body(seed)
-        limits = {name: value for name, value in request.items() if name != "prompt"}
-        asked = GenerationRequest(prompt=request["prompt"], sampling=SamplingParams(**limits))
-        expected = collect(engine.generate(asked))[0].text
-        assert await text(server, request) == expected, request
-        assert await streamed(server, request) == expected, request
+
+async def check_all_ways(server: Running, request: SeededRequest, expected: list[str]) -> None:
+    """Whole and streamed answers over HTTP are the texts that were expected."""
+    whole = (await server.post(request.path, request.body)).json()
+    assert list(pieces(request.path, whole).values()) == expected, request
+    joined = [""] * len(expected)
+    for chunk in await server.sse(request.path, request.body):
+        for index, text in pieces(request.path, chunk).items():
+            joined[index] += text
+    assert joined == expected, request
+
+
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.slow)])
+async def test_streamed_equals_whole_equals_generate(
+    server: Running, pair: tuple[str, str], generate: Generate, seeds: range
+) -> None:
+    requests = [seeded_request(seed, f"{seed} is a prompt of some length", 272, 24) for seed in seeds]
+    expected = generate(["--model", pair[0], "--drafter", pair[1], "--depth", "full"], requests)
+    for request, texts in zip(requests, expected, strict=True):
+        await check_all_ways(server, request, texts)
+    assert len({text for texts in expected for text in texts}) > len(seeds) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(1500)
+async def test_real_pair_streamed_equals_whole_equals_generate(start: Start, generate: Generate) -> None:
+    asked = ["Name three rivers.", "What is a prime number?", "Write a line about snow.", "Count from one to nine."]
+    requests = [seeded_request(seed, asked[seed % len(asked)], 49_152, 16) for seed in range(50)]
+    expected = generate(["--depth", "full"], requests)
+    # Only now: on a Mac two processes must not hold models at the same time.
+    client = ProcessClient(EngineOptions())
+    await client.start()
+    server = await start(client, load=False)
+    for request, texts in zip(requests, expected, strict=True):
+        await check_all_ways(server, request, texts)
+    assert client.info is not None and client.info.drafter
+    assert (await client.stats()).accepted > 0
 
 
 async def test_requests_side_by_side_equal_their_solo_runs(server: Running) -> None:
@@ -101,6 +166,22 @@ async def test_leaving_stops_the_engine_within_a_round(server: Running) -> None:
     request = body(2, max_tokens=1)
     await text(server, request)
     assert (await client.stats()).rounds == ended.rounds + 1
+
+
+async def test_retry_after_leaving_during_prefill_goes_on_where_it_was(server: Running) -> None:
+    request = {"prompt": "".join(map(str, range(700))), "max_tokens": 1, "stream": True}
+    seen = 0
+    async with server.http.stream("POST", "/v1/completions", json=request) as response:
+        async for line in response.aiter_lines():
+            seen += line.startswith(": prefill")
+            if seen == 10:
+                break
+    client = server.app.service.client
+    while (await client.stats()).active:
+        await asyncio.sleep(0.001)
+    again = (await server.post("/v1/completions", {**request, "stream": False})).json()["usage"]
+    # Chunks have eight tokens here.
+    assert 80 <= again["prompt_tokens_details"]["cached_tokens"] < again["prompt_tokens"]
 
 
 async def _busy(server: Running, rounds: int) -> None:
