@@ -102,6 +102,10 @@ def protocol_for(config: ServerConfig) -> type[H11Protocol]:
             self._refuse(431 if too_long else 400, BadRequestError(sentence, code="invalid_http"))
 
         def _refuse(self, status: int, error: MacspecError) -> None:
+            if self.cycle is not None:
+                # The application, if it is at work on this request, must not answer it as well.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             body = json.dumps(openai_error(error)).encode()
             headers = [
                 (b"content-type", b"application/json"),

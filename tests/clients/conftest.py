@@ -19,10 +19,12 @@ PYTHONS = [sys.executable, *map(str, sorted((HERE.parents[1] / ".venv").glob("cl
 
 
 @pytest.fixture(scope="session")
-def url() -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base address, ending in ``/v1``."""
     words = [sys.executable, "-m", "macspec", "serve", "--port", "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Nothing was ever downloaded here, which other servers stumble over.
+    environment = {**os.environ, "HF_HOME": str(tmp_path_factory.mktemp("hub") / "none")}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     first = process.stdout.readline()
     found = re.search(r"http://\S+/v1", first)

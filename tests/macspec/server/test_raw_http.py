@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,6 +46,8 @@ EXCHANGES: list[tuple[bytes, list[int]]] = [
     (HEAD + b"Content-Length: 33554433\r\nConnection: close\r\n\r\n", [413]),
     (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", [400]),
     (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", [400]),
+    # Both the body and the header are wrong: one refusal is enough.
+    (HEAD.replace(b"json", b"xml") + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", [400]),
     (HEAD + b"Connection: close\r\n\r\n", [411]),
     (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n", [400]),
     (HEAD + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: 13\r\n\r\n" + b'{"messages":1', [100, 400]),
@@ -63,7 +68,7 @@ EXCHANGES: list[tuple[bytes, list[int]]] = [
 ]
 
 
-async def test_single_exchanges(start: Start) -> None:
+async def test_single_exchanges(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     server = await start()
     for data, expected in EXCHANGES:
         answer = await server.raw(data)
@@ -72,6 +77,7 @@ async def test_single_exchanges(start: Start) -> None:
         if expected[-1] >= 400:
             assert b'"error"' in answer
     assert (await server.chat()).status_code == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_connection_is_kept_and_streams_are_chunked(start: Start) -> None:
@@ -163,11 +169,11 @@ async def test_too_many_connections(start: Start) -> None:
 
 
 async def attack(server: Running, chance: random.Random) -> list[int]:
-    """One malformed exchange."""
+    """One malformed exchange: damaged, split, pipelined, oversized, stalled, half-closed or cut."""
     data = bytearray(chance.choice([GOOD, CLOSE, GOOD + GOOD, HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"a":']))
     for _ in range(chance.randrange(4)):
         at = chance.randrange(len(data))
-        match chance.randrange(4):
+        match chance.randrange(5):
             case 0:
                 data[at] = chance.randrange(256)
             case 1:
@@ -176,6 +182,8 @@ async def attack(server: Running, chance: random.Random) -> list[int]:
                 data[at:at] = chance.randbytes(chance.randrange(1, 20))
             case 3:
                 data[at:at] = data[: chance.randrange(len(data))]
+            case 4 if chance.random() < 0.2:
+                data[at:at] = b"\r\nX: " + b"a" * 70_000
         if not data:
             break
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -185,8 +193,10 @@ async def attack(server: Running, chance: random.Random) -> list[int]:
             writer.write(bytes(data[:middle]))
             del data[:middle]
             await asyncio.sleep(0)
-        if chance.random() < 0.5:
-            writer.write_eof()
+        stalled = chance.random() < 0.1
+        if stalled or chance.random() < 0.6:
+            if not stalled:
+                writer.write_eof()
             async with asyncio.timeout(10):
                 return statuses(await reader.read())
         return []
@@ -196,24 +206,35 @@ async def attack(server: Running, chance: random.Random) -> list[int]:
         if chance.random() < 0.5:
             writer.transport.abort()
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
-async def _storm(server: Running, count: int) -> None:
+def handles() -> int:
+    """Open file handles of this process."""
+    return len(os.listdir("/dev/fd" if sys.platform == "darwin" else "/proc/self/fd"))
+
+
+async def _storm(server: Running, count: int, log: pytest.LogCaptureFixture) -> None:
     chance = random.Random(7)
-    before = len(asyncio.all_tasks())
+    before, opened = len(asyncio.all_tasks()), handles()
+    found: list[int] = []
     for _ in range(count):
-        assert all(code < 500 for code in await attack(server, chance))
+        found += await attack(server, chance)
+    assert all(code < 500 for code in found)
+    assert {200, 400, 408, 431} <= set(found) and len(found) > count // 6
     while server.server.server_state.connections or server.server.server_state.tasks:
         await asyncio.sleep(0.005)
-    assert len(asyncio.all_tasks()) <= before
+    assert len(asyncio.all_tasks()) <= before and handles() <= opened
     assert server.app.service.admission.free and server.engine.active == 0
     assert (await server.chat()).status_code == 200
+    assert [record for record in log.records if record.levelname == "ERROR"] == []
 
 
-async def test_random_damage(start: Start) -> None:
-    await _storm(await start(ScriptedClient()), 100)
+async def test_random_damage(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    await _storm(await start(ScriptedClient(), read_timeout=0.05, idle_timeout=1.0), 200, caplog)
 
 
 @pytest.mark.slow
-async def test_much_random_damage(start: Start) -> None:
-    await _storm(await start(ScriptedClient()), 1000)
+async def test_much_random_damage(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    await _storm(await start(ScriptedClient(), read_timeout=0.05, idle_timeout=1.0), 1000, caplog)

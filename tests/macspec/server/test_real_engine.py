@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,30 @@ async def test_real_pair_streamed_equals_whole_equals_generate(start: Start, gen
         await check_all_ways(server, request, texts)
     assert client.info is not None and client.info.drafter
     assert (await client.stats()).accepted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.model
+async def test_real_pair_is_replaced_when_killed(start: Start) -> None:
+    client = ProcessClient(EngineOptions())
+    began = time.perf_counter()
+    await client.start()
+    load = time.perf_counter() - began
+    server = await start(client, load=False)
+    request = {"prompt": "Once upon a time", "max_tokens": 4}
+    expected = await text(server, request)
+    killed, told = 0.0, ""
+    endless = {**request, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    async with server.http.stream("POST", "/v1/completions", json=endless) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {") and not killed:
+                assert client.pid is not None
+                os.kill(client.pid, signal.SIGKILL)
+                killed = time.perf_counter()
+            told += line
+    assert killed and "ended by SIGKILL" in told
+    assert await text(server, request) == expected
+    print(f"loaded in {load:.1f} s; the next answer came {time.perf_counter() - killed:.1f} s after the kill")
 
 
 async def test_requests_side_by_side_equal_their_solo_runs(server: Running) -> None:

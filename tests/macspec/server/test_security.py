@@ -150,6 +150,8 @@ async def test_own_web_page_may_ask(start: Start) -> None:
         assert "authorization" in allowed and "x-stainless-os" in allowed and "x-evil" not in allowed
         answer = await server.post("/v1/chat/completions", BODY, origin=origin, authorization="Bearer k")
         assert answer.headers["access-control-allow-origin"] == origin and "*" not in str(answer.headers)
+    program = await server.post("/v1/chat/completions", BODY, authorization="Bearer k")
+    assert not any(name.startswith("access-control") for name in program.headers)
     foreign = await server.http.options("/v1/chat/completions", headers={"origin": "https://evil.example"})
     assert foreign.status_code == 403
 
