@@ -41,11 +41,19 @@ _PARTS = {
         "required": ["type", "text"],
     },
 }
-_FUNCTION = {
+_FUNCTION: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 128}, "description": _TEXT},
     "required": ["name"],
 }
+
+
+def _object(required: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": [required]}
+
+
+def _list(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item}
 
 
 def _messages(*roles: str) -> dict[str, Any]:
@@ -60,28 +68,37 @@ def _messages(*roles: str) -> dict[str, Any]:
 _TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _PROMPT = {"type": "string", "minLength": 1}
 
+_CHOICE = {"enum": ["none", "auto"]}
+_TYPED = {"type": {"const": "function"}}
+_FORMAT = _object("type", type={"enum": ["text", "json_object"]})
+_ANTHROPIC = {
+    "messages": _messages("user", "assistant"),
+    "tools": _list(_FUNCTION),
+    "tool_choice": _object("type", type=_CHOICE),
+    "thinking": _object("type", type={"enum": ["disabled", "adaptive"]}),
+}
+
 #: Fields whose inner form is checked where they are converted, and what that form is.
 _FORMS: dict[type[Body], dict[str, dict[str, Any]]] = {
     ChatBody: {
         "messages": _messages("system", "developer", "user", "assistant"),
-        "tools": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"type": {"const": "function"}, "function": _FUNCTION},
-                "required": ["type", "function"],
-            },
-        },
-        "tool_choice": {"enum": ["none", "auto"]},
-        "response_format": {
-            "type": "object",
-            "properties": {"type": {"enum": ["text", "json_object"]}},
-            "required": ["type"],
-        },
+        "tools": _list({"type": "object", "properties": {**_TYPED, "function": _FUNCTION}, "required": ["function"]}),
+        "tool_choice": _CHOICE,
+        "response_format": _FORMAT,
     },
-    CompletionBody: {"prompt": {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items": _PROMPT}, _TOKENS]}},
-    MessagesBody: {"messages": _messages("user", "assistant")},
-    CountTokensBody: {"messages": _messages("user", "assistant")},
+    CompletionBody: {
+        "prompt": {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items": _PROMPT}, _TOKENS]},
+        "response_format": _FORMAT,
+    },
+    ResponsesBody: {
+        "input": {"anyOf": [_PROMPT, _messages("user")]},
+        "tools": _list({**_FUNCTION, "properties": {**_TYPED, **_FUNCTION["properties"]}}),
+        "tool_choice": _CHOICE,
+        "text": _object("format", format=_FORMAT),
+        "reasoning": _object("effort", effort={"enum": ["none", "minimal", "low", "medium", "high"]}),
+    },
+    MessagesBody: _ANTHROPIC,
+    CountTokensBody: _ANTHROPIC,
     TokenizeBody: {"messages": _messages("system", "user", "assistant")},
 }
 

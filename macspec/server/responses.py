@@ -83,7 +83,7 @@ def _add_item(out: list[dict[str, Any]], item: Any, where: str) -> None:
         raise RequestError(f"{where} should be an object.", param=where)
     kind = item.get("type", "message")
     if kind == "message":
-        role = {"developer": "system"}.get(item.get("role", ""), item.get("role"))
+        role = "system" if item.get("role") == "developer" else item.get("role")
         if role not in ("system", "user", "assistant"):
             raise RequestError(f"{where}.role should be user, assistant, system or developer.", param=f"{where}.role")
         out.append({"role": role, "content": convert.text_content(item.get("content"), f"{where}.content")})

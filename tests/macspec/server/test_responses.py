@@ -126,6 +126,8 @@ async def test_refusals(start: Start) -> None:
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": [5]}, "input[0]"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": {}, "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": [], "role": "user", "content": "x"}, {"role": ["user"]}]}, "input[1].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
