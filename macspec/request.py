@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
-from macspec.errors import RequestError
+from macspec.errors import RequestError, UnsupportedError
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -154,6 +154,11 @@ class GenerationRequest(Wire):
             json.dumps(self.messages or self.prompt, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise RequestError("The prompt holds bytes that are not UTF-8; convert it first.", param=given[0]) from None
+        if self.messages is None and (self.thinking or self.template_options):
+            name = "thinking" if self.thinking else "template_options"
+            raise UnsupportedError(
+                f"{name} works through the chat template, which only messages go through; leave {name} out.", param=name
+            )
         if self.depth not in ("auto", "full") and not (self.depth.isascii() and self.depth.isdigit()):
             raise RequestError(f"depth is {self.depth!r}; use auto, full or a number from 0 up.", param="depth")
 

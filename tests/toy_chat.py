@@ -70,7 +70,7 @@ class Chat:
 
     def ask(self, prompt: Sequence[int], answer: Sequence[int], boundary: int | None = None) -> Reuse:
         """One request; returns what it started from. The caches are compared with a fresh prefill on the way."""
-        reuse = self.prefixes.take(prompt, boundary)
+        reuse = self.prefixes.take(prompt, lambda: boundary)
         self.check(reuse, prompt, reuse.cached)
         self.prefill(reuse, prompt)
         tokens = [*prompt, *answer]

@@ -14,7 +14,7 @@ from macspec.engine.answer import Answer
 from macspec.engine.caches import TargetCache, quantize_layers
 from macspec.engine.forecast import CacheCost
 from macspec.engine.load import load_pair
-from macspec.engine.memory import MemoryGuard, device_failure, memory_limit
+from macspec.engine.memory import MemoryGuard, memory_limit
 from macspec.engine.prefix_cache import PrefixCache, Reuse
 from macspec.engine.prefix_disk import DiskTier
 from macspec.engine.prompt import prompt_tokens, repeated_prefix
@@ -22,7 +22,7 @@ from macspec.engine.rounds import Committed, Rounds, run
 from macspec.engine.sampling import Chooser, derived_seed
 from macspec.engine.session import Session
 from macspec.engine.tally import Tally
-from macspec.engine.validation import check_depth, check_sampling
+from macspec.engine.validation import check_abilities, check_depth, check_sampling
 from macspec.errors import ContextLengthError, RequestError
 from macspec.kernels.library import KernelLibrary
 from macspec.request import Event, Finished, FinishReason, GenerationRequest, PrefillProgress, Round, Started
@@ -125,8 +125,9 @@ class Engine:
         return len(self.tokenize(request))
 
     def tokenize(self, request: GenerationRequest) -> list[int]:
-        """Prompt token ids of a request."""
+        """Prompt token ids of a request; refuses one whose prompt this model could not honour."""
         request.check()
+        check_abilities(request, self.target.tokenizer)
         return prompt_tokens(request, self.target.tokenizer, self.target.vocab_size)
 
     def generate(self, request: GenerationRequest, cancelled: Cancelled = lambda: False) -> Iterator[Event]:
@@ -215,7 +216,7 @@ class Engine:
     ) -> Iterator[Event]:
         tally = Tally(len(prompt))
         session = self._session(request, prompt)
-        try:
+        with session.lasting(self.prefixes if request.use_cache else None):
             tally.cached_tokens = session.cache.length
             yield Started(index, prompt_tokens=len(prompt), cached_tokens=tally.cached_tokens, seed=seed)
             answer = Answer(request, index, self.target.tokenizer, self.target.eos, prompt, chooser)
@@ -238,14 +239,6 @@ class Engine:
                 yield _round_event(index, committed)
                 yield from answer.events(committed)
             yield from answer.finish()
-        except RuntimeError as error:
-            if (failure := device_failure(error)) is None:
-                raise
-            # What was computed since the last wait is undefined, so these caches must not serve another request.
-            session.cache.abandon()
-            raise failure.error() from error
-        finally:
-            session.close(self.prefixes)
         reason: FinishReason = "length"
         if not rounds.finished:
             reason = "cancelled"
@@ -268,7 +261,7 @@ class Engine:
 
     def _session(self, request: GenerationRequest, prompt: Sequence[int]) -> Session:
         if request.use_cache:
-            reuse = self.prefixes.take(prompt, repeated_prefix(request, self.target.tokenizer, prompt))
+            reuse = self.prefixes.take(prompt, lambda: repeated_prefix(request, self.target.tokenizer, prompt))
         else:
             context = None if self.drafter is None else self.drafter.new_context()
             reuse = Reuse(self._new_cache(), context, 0)

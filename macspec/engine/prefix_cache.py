@@ -133,12 +133,12 @@ class PrefixCache:
         """Bytes of all entries; at most the budget."""
         return sum(entry.nbytes for entry in self._entries)
 
-    def take(self, tokens: Sequence[int], boundary: int | None = None) -> Reuse:
+    def take(self, tokens: Sequence[int], boundary: Callable[[], int | None] = lambda: None) -> Reuse:
         """Caches that hold the longest known prefix of ``tokens``, always short of the last one, which must be run.
 
         Args:
-            boundary: how many of ``tokens`` the next turn will surely begin with (the prompt without the opening of
-                the answer); None when unknown.
+            boundary: tells how many of ``tokens`` the next turn will surely begin with (the prompt without the opening
+                of the answer), None when that is unknown. Asked only where a mark there is of use.
         """
         wanted = np.asarray(tokens, dtype=np.int32)
         target = wanted[: max(wanted.size - 1, 0)]
@@ -155,7 +155,7 @@ class PrefixCache:
         else:
             reuse = self._restore(best, length)
         if reuse.cache.needs_marks:
-            reuse.stops = self._stops(reuse.cached, parting, min(boundary or target.size, target.size))
+            reuse.stops = self._stops(reuse.cached, parting, min(boundary() or target.size, target.size))
         return reuse
 
     def put(

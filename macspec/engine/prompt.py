@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jinja2
+import numpy as np
 
+from macspec.engine.prefix_cache import common_length
 from macspec.errors import RequestError, UnsupportedError
 from macspec.request import GenerationRequest
 
@@ -38,15 +40,16 @@ def repeated_prefix(request: GenerationRequest, tokenizer: Any, prompt: Sequence
     if request.messages is None:
         return None
     try:
-        closed = _template(request, tokenizer, opening=False)
+        opened, closed = (_template(request, tokenizer, opening=opening, tokenize=False) for opening in (True, False))
+        # Tokenising the opening alone is enough where its tokens end the prompt; the history may be long.
+        if opened.startswith(closed):
+            opening = list(tokenizer.encode(opened[len(closed) :], add_special_tokens=False))
+            if 0 < len(opening) < len(prompt) and list(prompt[-len(opening) :]) == opening:
+                return len(prompt) - len(opening)
+        tokens = _template(request, tokenizer, opening=False)
     except RequestError:
         return None
-    common = 0
-    for own, other in zip(prompt, closed, strict=False):
-        if own != other:
-            break
-        common += 1
-    return common or None
+    return common_length(np.array(prompt, np.int32), np.array(tokens, np.int32)) or None
 
 
 def _render(request: GenerationRequest, tokenizer: Any) -> list[int]:
@@ -54,14 +57,14 @@ def _render(request: GenerationRequest, tokenizer: Any) -> list[int]:
         raise UnsupportedError(
             "This model has no chat template, so it cannot take messages; send a plain prompt.", param="messages"
         )
-    tokens = _template(request, tokenizer, opening=True)
+    tokens: list[int] = _template(request, tokenizer, opening=True)
     if not tokens:
         raise RequestError("The messages render to an empty prompt.", param="messages")
     return tokens
 
 
-def _template(request: GenerationRequest, tokenizer: Any, *, opening: bool) -> list[int]:
-    """The messages through the chat template, with or without the opening of the answer."""
+def _template(request: GenerationRequest, tokenizer: Any, *, opening: bool, tokenize: bool = True) -> Any:
+    """The messages through the chat template, with or without the opening of the answer: token ids, or text."""
     options = dict(request.template_options)
     if request.thinking is not None:
         options["enable_thinking"] = request.thinking
@@ -69,6 +72,7 @@ def _template(request: GenerationRequest, tokenizer: Any, *, opening: bool) -> l
         options["tools"] = list(request.tools)
     messages = [dict(message) for message in request.messages or ()]
     try:
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=opening, tokenize=True, **options))
+        made = tokenizer.apply_chat_template(messages, add_generation_prompt=opening, tokenize=tokenize, **options)
+        return list(made) if tokenize else str(made)
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error

@@ -18,7 +18,7 @@ from macspec.engine.noise import derived_seed, gumbel_at, keyed_gumbel
 from macspec.engine.penalties import Penalties
 from macspec.engine.processors import best_tokens, truncated
 from macspec.engine.thinking import ThinkingTracker
-from macspec.errors import RequestError, UnsupportedError
+from macspec.errors import RequestError
 from macspec.request import SamplingParams
 
 __all__ = ["Chooser", "derived_seed", "keyed_gumbel"]
@@ -194,20 +194,13 @@ class Chooser:
         budget: int | None,
     ) -> Constraints | None:
         params = self.params
-        if budget is not None and budget < 0:
-            raise RequestError(f"thinking_budget is {budget}; use 0 or more tokens.", param="thinking_budget")
         tracker = ThinkingTracker.of(tokenizer, prompt, thinking=thinking, budget=budget)
-        if tracker is None and budget is not None:
-            raise UnsupportedError(
-                "This model has no thinking sections, so it cannot keep a thinking budget; leave thinking_budget out.",
-                param="thinking_budget",
-            )
         if params.grammar is None and (tracker is None or tracker.budget is None):
             return None
         grammar = None
         if params.grammar is not None:
             grammar = GrammarState(params.grammar, tokenizer, self.vocab, eos)
-        return Constraints(
+        constraints = Constraints(
             self.vocab,
             grammar,
             tracker,
@@ -215,6 +208,9 @@ class Chooser:
             endings=self._endings,
             may_think=thinking is not False,
         )
+        # What cannot even begin is refused now and not after the prompt was read.
+        constraints.along((), 1, 0)
+        return constraints
 
 
 def _forbid(tokens: Sequence[int], vocab: int) -> mx.array:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from macspec.engine.memory import device_failure
 from macspec.engine.prefix_cache import PrefixCache, Reuse
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
+
+log = logging.getLogger(__name__)
 
 #: Committed rows whose features may wait before the drafter's context takes them in.
 PENDING_LIMIT = 64
@@ -80,11 +85,34 @@ class Session:
             self.drafter.extend(self.context, features)
         self.pending.clear()
 
-    def close(self, prefixes: PrefixCache) -> None:
-        """Give the caches back for later requests, whatever state the answer was left in."""
-        self.cache.rollback()
-        self.flush()
-        prefixes.put(self.tokens, self.cache, self.context, self.reuse.marks)
+    @contextmanager
+    def lasting(self, prefixes: PrefixCache | None) -> Iterator[None]:
+        """Give the caches back for later requests afterwards, whatever state the answer was left in; None drops them.
+
+        When the answer failed and its caches cannot be given back either, the first error is the one that is raised.
+        An error of the device leaves as a `MacspecError`, and the caches do not serve another request.
+        """
+        try:
+            yield
+        except BaseException as error:
+            failure = device_failure(error)
+            if failure is not None:
+                # What was computed since the last wait is undefined.
+                self.cache.abandon()
+            try:
+                self._give_back(prefixes)
+            except Exception as second:
+                log.warning("the prefix of a failed request is not kept: %s", second)
+            if failure is not None:
+                raise failure.error() from error
+            raise
+        self._give_back(prefixes)
+
+    def _give_back(self, prefixes: PrefixCache | None) -> None:
+        if prefixes is not None and not self.cache.lost:
+            self.cache.rollback()
+            self.flush()
+            prefixes.put(self.tokens, self.cache, self.context, self.reuse.marks)
 
     def _keep_features(self, rows: int) -> None:
         features = self.target.features() if self.drafter is not None else None

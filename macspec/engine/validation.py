@@ -1,12 +1,44 @@
-"""Refuses sampling parameters that this model cannot honour, before any work is done. No MLX here."""
+"""Refuses what this model cannot honour, before any work is done. No MLX here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from macspec.errors import RequestError
+from macspec.errors import RequestError, UnsupportedError
 from macspec.limits import check_numbers, refusal
-from macspec.request import SamplingParams
+from macspec.request import GenerationRequest, SamplingParams
+
+
+def check_abilities(request: GenerationRequest, tokenizer: Any) -> None:
+    """Refuse thinking and tools where the model has neither. To turn thinking off is always possible.
+
+    Args:
+        tokenizer: mlx-lm's wrapper, which knows what the model was trained to write.
+
+    Raises:
+        UnsupportedError: ``param`` is the field's name.
+        RequestError: the thinking budget is no number of tokens.
+    """
+    budget = request.thinking_budget
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+        raise refusal("thinking_budget", budget, "use a whole number from 0 up")
+    if not getattr(tokenizer, "has_thinking", False):
+        if request.thinking:
+            raise UnsupportedError(
+                "This model has no thinking sections, so thinking cannot be turned on; leave thinking out.",
+                param="thinking",
+            )
+        if budget is not None:
+            raise UnsupportedError(
+                "This model has no thinking sections, so it cannot keep a thinking budget; leave thinking_budget out.",
+                param="thinking_budget",
+            )
+    if request.tools and not getattr(tokenizer, "has_tool_calling", False):
+        raise UnsupportedError(
+            "This model was not trained to call tools and its chat template does not show them; leave tools out.",
+            param="tools",
+        )
 
 
 def check_sampling(params: SamplingParams, vocab: int, max_context: int) -> None:

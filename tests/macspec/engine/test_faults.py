@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable
 
@@ -169,6 +170,36 @@ def test_a_device_failure_loses_this_requests_caches_only(monkeypatch, target, p
     kept = [len(entry.tokens) for entry in engine.prefixes._entries]
     assert kept == [21], "only what was complete before the failure may be kept"
     assert_next_is_right(engine, plain)
+
+
+def test_the_first_error_is_the_one_that_is_raised(monkeypatch, target, plain, caplog) -> None:
+    """The caches of a failed answer cannot be given back either: that costs the prefix and one line."""
+    engine = engine_for(target, plain)
+    with monkeypatch.context() as patch:
+        fail_on_call(patch, target, "forward", 6, StoppedError("first"))
+        fail_on_call(patch, engine.prefixes, "put", 1, ValueError("second"))
+        with pytest.raises(StoppedError, match="first"):
+            collect(engine.generate(ask(PROMPT, "full", **OPTIONS)))
+    assert [record.getMessage() for record in caplog.records] == ["the prefix of a failed request is not kept: second"]
+    assert_next_is_right(engine, plain)
+
+
+def test_a_complete_answer_whose_caches_cannot_be_given_back_is_an_error(monkeypatch, target, plain) -> None:
+    engine = engine_for(target, plain)
+    with monkeypatch.context() as patch:
+        fail_on_call(patch, engine.prefixes, "put", 1, ValueError("defect"))
+        with pytest.raises(ValueError, match="defect"):
+            collect(engine.generate(ask(PROMPT, "full", **OPTIONS)))
+    assert_next_is_right(engine, plain)
+
+
+def test_a_request_without_the_cache_leaves_nothing_in_it(target, plain) -> None:
+    engine = engine_for(target, plain)
+    request = dataclasses.replace(ask(PROMPT, "full", **OPTIONS), use_cache=False)
+    for _ in range(2):
+        answer = collect(engine.generate(request))[0]
+        assert list(answer.tokens) == plain and answer.stats.cached_tokens == 0
+        assert len(engine.prefixes) == 0
 
 
 def test_caches_that_were_lost_are_not_kept(target) -> None:

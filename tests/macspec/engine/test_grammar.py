@@ -234,6 +234,14 @@ def test_a_grammar_and_allowed_tokens_that_contradict_each_other():
         chooser.choose(model.rows(tokens[:1], []), 2, [])
 
 
+def test_what_cannot_begin_is_refused_before_any_work():
+    own = tokenizer()
+    params = SamplingParams(grammar=Grammar("regex", "abc"), banned_tokens=tuple(own.encode("a")))
+    with pytest.raises(RequestError, match="no token to go on") as raised:
+        Chooser(params, len(own), own, [1], 0, frozenset({own.eos_token_id}))
+    assert raised.value.param == "grammar"
+
+
 def test_a_tokenizer_without_a_spelling_is_refused():
     class Slow:
         eos_token_id = 0

@@ -219,14 +219,10 @@ def test_a_banned_end_of_thinking_is_an_error_and_not_a_loop():
     own = tokenizer("think")
     _, end, a = encode("think", "<think></think>a")
     params = SamplingParams(banned_tokens=(end,))
-    chooser = Chooser(params, len(own), own, encode("think", "<think>"), 0, frozenset(), thinking_budget=0)
-    with pytest.raises(RequestError):
-        chosen(chooser, np.zeros((1, len(own)), dtype=np.float32), 1)
-
-
-@pytest.mark.parametrize(("kind", "budget"), [("plain", 5), ("think", -1)])
-def test_a_budget_that_cannot_be_kept_is_refused(kind, budget):
-    own = tokenizer(kind)
     with pytest.raises(RequestError) as raised:
-        Chooser(SamplingParams(), len(own), own, [1], 0, frozenset(), thinking_budget=budget)
+        Chooser(params, len(own), own, encode("think", "<think>"), 0, frozenset(), thinking_budget=0)
     assert raised.value.param == "thinking_budget"
+    chooser = Chooser(params, len(own), own, encode("think", "<think>"), 0, frozenset(), thinking_budget=1)
+    chooser.commit([a])
+    with pytest.raises(RequestError):
+        chosen(chooser, np.zeros((1, len(own)), dtype=np.float32), 2)

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from macspec.engine.validation import check_sampling
-from macspec.errors import RequestError
-from macspec.request import SamplingParams
+from macspec.engine.validation import check_abilities, check_sampling
+from macspec.errors import RequestError, UnsupportedError
+from macspec.request import GenerationRequest, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,46 @@ def test_accepted():
 def test_every_field_is_looked_at_or_free_to_be_anything():
     looked_at = {case[0] for mark in test_refused.pytestmark for case in mark.args[1]}
     assert {field.name for field in dataclasses.fields(SamplingParams)} - looked_at == {"ignore_eos", "grammar"}
+
+
+class Tokenizer:
+    """What a model says it can do."""
+
+    def __init__(self, *, thinks: bool = False, calls: bool = False) -> None:
+        self.has_thinking, self.has_tool_calling = thinks, calls
+
+
+ASK = {"messages": ({"role": "user", "content": "hi"},)}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("thinking", {"thinking": True}), ("thinking_budget", {"thinking_budget": 8}), ("tools", {"tools": (TOOL,)})],
+)
+def test_what_the_model_cannot_do_is_refused_by_name(name, options):
+    request = GenerationRequest(**ASK, **options)
+    with pytest.raises(UnsupportedError, match=f"leave {name} out") as raised:
+        check_abilities(request, Tokenizer())
+    assert raised.value.param == name
+    check_abilities(request, Tokenizer(thinks=True, calls=True))
+
+
+def test_not_to_think_is_always_possible():
+    check_abilities(GenerationRequest(**ASK, thinking=False), Tokenizer())
+
+
+@pytest.mark.parametrize("budget", [-1, True, 2.5])
+def test_a_thinking_budget_that_is_no_number_of_tokens_is_refused(budget):
+    with pytest.raises(RequestError) as raised:
+        check_abilities(GenerationRequest(**ASK, thinking_budget=budget), Tokenizer(thinks=True))
+    assert raised.value.param == "thinking_budget"
+
+
+@pytest.mark.parametrize("given", [{"prompt": "hi"}, {"tokens": (1, 2)}])
+@pytest.mark.parametrize(("name", "value"), [("thinking", True), ("template_options", {"date": "today"})])
+def test_what_only_a_template_can_do_needs_messages(given, name, value):
+    with pytest.raises(UnsupportedError) as raised:
+        GenerationRequest(**given, **{name: value}).check()
+    assert raised.value.param == name
+    GenerationRequest(**ASK, **{name: value}).check()
