@@ -25,9 +25,10 @@ from macspec.request import (
 )
 from macspec.server.admission import Admission
 from macspec.server.config import ServerConfig
-from macspec.server.convert import PARAM_NAMES, Plan, ToolPlan
+from macspec.server.convert import PARAM_NAMES, Plan
 from macspec.server.errors import LoadingError, rename
 from macspec.server.metrics import Metrics
+from macspec.server.tools import ToolPlan
 from macspec.worker.client import EngineClient
 from macspec.worker.protocol import EngineInfo
 

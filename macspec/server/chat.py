@@ -14,15 +14,16 @@ from macspec.server import convert
 from macspec.server.answers import Choice, Outcome, Service, finish_reason, logprob_value, new_id
 from macspec.server.schemas import ChatBody
 from macspec.server.streams import comment, frame
+from macspec.server.tools import check_tools, fit_tools, plan_tools, template_tools
 from macspec.worker.protocol import EngineInfo
 
 
 def plan(body: ChatBody, service: Service, info: EngineInfo) -> convert.Plan:
     """What the engine is asked for. Raises `RequestError` naming the field."""
     config = service.config
-    tools = convert.plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, config.max_tools)
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, config.max_tools)
     grammar = convert.guided_grammar(body)
-    convert.check_tools(tools, grammar, info)
+    check_tools(tools, grammar, info)
     options, switch = convert.template_options(body.chat_template_kwargs)
     effort, effort_at = cast("str | None", body.reasoning_effort), "reasoning_effort"
     if body.reasoning is not None and effort is None:
@@ -39,9 +40,9 @@ def plan(body: ChatBody, service: Service, info: EngineInfo) -> convert.Plan:
         grammar=tools.grammar or grammar,
     )
     request = GenerationRequest(
-        messages=convert.describe_tools(convert.chat_messages(body.messages, config.max_messages), tools, info),
+        messages=fit_tools(convert.chat_messages(body.messages, config.max_messages), tools, info),
         sampling=sampling,
-        tools=convert.template_tools(tools, info),
+        tools=template_tools(tools, info),
         template_options=options,
         thinking=convert.thinks(effort, effort_at, switch, info),
         thinking_budget=body.thinking_budget,

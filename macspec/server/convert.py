@@ -1,4 +1,4 @@
-"""From a chat client's structures to the engine's: messages, tools, formats, sampling."""
+"""From a chat client's structures to the engine's: messages, formats, sampling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from macspec.errors import RequestError, UnsupportedError
 from macspec.request import GenerationRequest, Grammar, SamplingParams
 from macspec.server.config import ServerConfig
+from macspec.server.fields import as_object, as_text
 from macspec.server.schemas import ChatBody, CompletionBody, SamplingBody
+from macspec.server.tools import ToolPlan
 from macspec.worker.protocol import EngineInfo
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -25,40 +27,11 @@ PARAM_NAMES = {"grammar": "response_format", "thinking": "reasoning_effort", "to
 
 
 @dataclass(frozen=True, slots=True)
-class ToolPlan:
-    """What the tools of a request mean for it."""
-
-    #: For the chat template.
-    tools: tuple[dict[str, Any], ...] = ()
-    #: Names of which one must be called; empty when the model decides.
-    forced: tuple[str, ...] = ()
-    #: Constraint on the answer when a call is forced.
-    grammar: Grammar | None = None
-    #: At most one call.
-    single: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """A request for the engine and how its answer is to be read."""
 
     request: GenerationRequest
     tools: ToolPlan = ToolPlan()
-
-
-# Values
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RequestError(f"{where} should be an object.", param=where)
-    return {key: item for key, item in value.items() if item is not None}
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise RequestError(f"{where} should be a text.", param=where)
-    return value
 
 
 # Messages
@@ -74,7 +47,7 @@ def chat_messages(values: Sequence[Any], limit: int) -> tuple[dict[str, Any], ..
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
-    fields = _object(value, where)
+    fields = as_object(value, where)
     role = fields.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise RequestError(f"{where}.role should be one of {', '.join(_ROLES)}.", param=f"{where}.role")
@@ -97,9 +70,9 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     if role == "tool":
         if "tool_call_id" not in fields:
             raise RequestError(f"{where}.tool_call_id is missing.", param=f"{where}.tool_call_id")
-        message["tool_call_id"] = _text(fields["tool_call_id"], f"{where}.tool_call_id")
+        message["tool_call_id"] = as_text(fields["tool_call_id"], f"{where}.tool_call_id")
     if "name" in fields:
-        message["name"] = _text(fields["name"], f"{where}.name")
+        message["name"] = as_text(fields["name"], f"{where}.name")
     return message
 
 
@@ -112,25 +85,25 @@ def text_content(value: Any, where: str) -> str:
     texts = []
     for index, part in enumerate(value):
         place = f"{where}[{index}]"
-        fields = _object(part, place)
+        fields = as_object(part, place)
         kind = fields.get("type")
         if kind in ("text", "input_text", "output_text"):
-            texts.append(_text(fields.get("text"), f"{place}.text"))
+            texts.append(as_text(fields.get("text"), f"{place}.text"))
         elif kind == "refusal":
-            texts.append(_text(fields.get("refusal"), f"{place}.refusal"))
+            texts.append(as_text(fields.get("refusal"), f"{place}.refusal"))
         else:
             raise RequestError(f"{place}.type is {kind!r}; this model reads only text.", param=f"{place}.type")
     return "".join(texts)
 
 
 def _past_call(value: Any, where: str) -> dict[str, Any]:
-    fields = _object(value, where)
-    function = _object(fields.get("function"), f"{where}.function")
-    name = _text(function.get("name"), f"{where}.function.name")
+    fields = as_object(value, where)
+    function = as_object(fields.get("function"), f"{where}.function")
+    name = as_text(function.get("name"), f"{where}.function.name")
     arguments = function.get("arguments", "")
-    call = past_call(_text(arguments, f"{where}.function.arguments"), name, f"{where}.function.arguments")
+    call = past_call(as_text(arguments, f"{where}.function.arguments"), name, f"{where}.function.arguments")
     if "id" in fields:
-        call["id"] = _text(fields["id"], f"{where}.id")
+        call["id"] = as_text(fields["id"], f"{where}.id")
     return call
 
 
@@ -143,83 +116,6 @@ def past_call(arguments: str, name: str, where: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": parsed}}
 
 
-# Tools
-
-
-def plan_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None, limit: int) -> ToolPlan:
-    """OpenAI's ``tools`` and ``tool_choice``. Types other than functions run on OpenAI's machines and are left out."""
-    if tools is not None and len(tools) > limit:
-        raise RequestError(f"tools has {len(tools)} entries; the limit is {limit}.", param="tools")
-    known: dict[str, dict[str, Any]] = {}
-    for index, value in enumerate(tools or ()):
-        fields = _object(value, f"tools[{index}]")
-        if fields.get("type") == "function":
-            function = _function(fields, f"tools[{index}]")
-            known[function["name"]] = function
-    wanted = _tool_choice(choice)
-    if wanted == "none" or (not known and wanted == "auto"):
-        return ToolPlan()
-    if wanted == "required" and known:
-        return force(known, tuple(known), parallel is False)
-    if wanted == "auto":
-        return ToolPlan(_for_template(known), single=parallel is False)
-    name = wanted.removeprefix("=")
-    if name not in known:
-        reason = "names no tool of this request" if known else "needs tools"
-        raise RequestError(f"tool_choice {reason}.", param="tool_choice")
-    return force(known, (name,), True)
-
-
-def _function(fields: dict[str, Any], where: str) -> dict[str, Any]:
-    # The Responses API has the function's fields at the top.
-    place = f"{where}.function" if "function" in fields else where
-    inner = _object(fields.get("function", fields), place)
-    return tool(inner.get("name"), inner.get("description", ""), inner.get("parameters"), place, f"{place}.parameters")
-
-
-def tool(name: Any, description: Any, parameters: Any, where: str, schema_at: str) -> dict[str, Any]:
-    """A function as templates expect it."""
-    if not isinstance(name, str) or not name or len(name) > 128:
-        raise RequestError(f"{where}.name should be a text of 1 to 128 characters.", param=f"{where}.name")
-    schema = {"type": "object", "properties": {}} if parameters is None else _object(parameters, schema_at)
-    return {"name": name, "description": _text(description, f"{where}.description"), "parameters": schema}
-
-
-def _tool_choice(choice: Any) -> str:
-    if choice is None:
-        return "auto"
-    if choice in ("none", "auto", "required"):
-        return str(choice)
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function", choice)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return f"={function['name']}"
-    raise RequestError("tool_choice should be none, auto, required or name a function.", param="tool_choice")
-
-
-def _for_template(known: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    return tuple({"type": "function", "function": function} for function in known.values())
-
-
-def force(known: dict[str, dict[str, Any]], names: tuple[str, ...], single: bool) -> ToolPlan:
-    """A call of one of ``names``: the answer is constrained to its JSON, and turned into a call afterwards."""
-    if len(names) == 1:
-        schema = known[names[0]]["parameters"]
-    else:
-        schema = {"anyOf": [_call_schema(known[name]) for name in names]}
-    grammar = Grammar("json_schema", json.dumps(schema))
-    return ToolPlan(_for_template(known), names, grammar, single)
-
-
-def _call_schema(function: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": function["parameters"]},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
-
 # Format and sampling
 
 
@@ -227,7 +123,7 @@ def response_grammar(value: Any, where: str = "response_format") -> Grammar | No
     """OpenAI's ``response_format``, or ``text.format`` of the Responses API."""
     if value is None:
         return None
-    fields = _object(value, where)
+    fields = as_object(value, where)
     kind = fields.get("type")
     if kind == "text":
         return None
@@ -235,11 +131,11 @@ def response_grammar(value: Any, where: str = "response_format") -> Grammar | No
         return Grammar("json_object")
     if kind == "json_schema":
         # The Responses API has the schema's fields at the top.
-        inner = _object(fields["json_schema"], f"{where}.json_schema") if "json_schema" in fields else fields
+        inner = as_object(fields["json_schema"], f"{where}.json_schema") if "json_schema" in fields else fields
         place = f"{where}.json_schema.schema" if "json_schema" in fields else f"{where}.schema"
         if "schema" not in inner:
             raise RequestError(f"{place} is missing.", param=place)
-        return Grammar("json_schema", json.dumps(_object(inner["schema"], place)))
+        return Grammar("json_schema", json.dumps(as_object(inner["schema"], place)))
     raise RequestError(f"{where}.type should be text, json_object or json_schema.", param=f"{where}.type")
 
 
@@ -362,42 +258,3 @@ def check_thinking(wanted: bool | None, where: str, info: EngineInfo) -> bool | 
     if wanted and not info.thinking:
         raise UnsupportedError(f"The loaded model has no thinking to switch on; leave {where} out.", param=where)
     return wanted
-
-
-def check_tools(plan: ToolPlan, grammar: Grammar | None, info: EngineInfo) -> None:
-    """Refuse combinations that the answer could not honour.
-
-    A forced call needs no tools in the template: the answer is constrained to it, see `describe_tools`.
-    """
-    if plan.tools and not info.tools and not plan.forced:
-        raise UnsupportedError(
-            "The loaded model cannot decide to call tools; leave tools out or force a call with tool_choice.",
-            param="tools",
-        )
-    if plan.tools and grammar is not None:
-        raise UnsupportedError(
-            "response_format and tools exclude each other: a constrained answer cannot be a call.",
-            param="response_format",
-        )
-
-
-def template_tools(plan: ToolPlan, info: EngineInfo) -> tuple[dict[str, Any], ...]:
-    """Tools for the chat template; none where it has no place for them."""
-    return plan.tools if info.tools else ()
-
-
-def describe_tools(
-    messages: tuple[dict[str, Any], ...], plan: ToolPlan, info: EngineInfo
-) -> tuple[dict[str, Any], ...]:
-    """The messages; where the template has no place for tools, a forced call's are told in the system message."""
-    if info.tools or not plan.forced:
-        return messages
-    functions = [tool["function"] for tool in plan.tools if tool["function"]["name"] in plan.forced]
-    if len(functions) == 1:
-        form = "Answer only with JSON, the arguments of this function:"
-    else:
-        form = 'Answer only with JSON of the form {"name": ..., "arguments": ...} that calls one of these functions:'
-    text = "\n".join([form, *(json.dumps(function, ensure_ascii=False) for function in functions)])
-    if messages and messages[0]["role"] == "system":
-        return ({**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:])
-    return ({"role": "system", "content": text}, *messages)

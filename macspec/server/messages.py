@@ -14,6 +14,7 @@ from macspec.server.answers import Choice, Outcome, Service, new_id
 from macspec.server.config import ServerConfig
 from macspec.server.schemas import CountTokensBody, MessagesBody
 from macspec.server.streams import comment, frame
+from macspec.server.tools import ToolPlan, check_tools, fit_tools, make_tool, plan_tools, template_tools
 from macspec.worker.protocol import EngineInfo
 
 PARAM_NAMES = {"stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens", "grammar": "tools"}
@@ -23,7 +24,7 @@ def plan(body: MessagesBody, service: Service, info: EngineInfo) -> convert.Plan
     """What the engine is asked for."""
     config = service.config
     tools = _tools(body.tools, body.tool_choice, config)
-    convert.check_tools(tools, None, info)
+    check_tools(tools, None, info)
     thinking, budget = _thinking(body.thinking, info)
     sampling = SamplingParams(
         temperature=config.temperature if body.temperature is None else body.temperature,
@@ -34,9 +35,9 @@ def plan(body: MessagesBody, service: Service, info: EngineInfo) -> convert.Plan
         grammar=tools.grammar,
     )
     request = GenerationRequest(
-        messages=convert.describe_tools(conversation(body.system, body.messages, config.max_messages), tools, info),
+        messages=fit_tools(conversation(body.system, body.messages, config.max_messages), tools, info),
         sampling=sampling,
-        tools=convert.template_tools(tools, info),
+        tools=template_tools(tools, info),
         thinking=thinking,
         thinking_budget=budget,
     )
@@ -60,7 +61,7 @@ def _thinking(value: dict[str, Any] | None, info: EngineInfo) -> tuple[bool | No
     return convert.check_thinking(True, "thinking", info), budget
 
 
-def _tools(values: Sequence[Any] | None, choice: dict[str, Any] | None, config: ServerConfig) -> convert.ToolPlan:
+def _tools(values: Sequence[Any] | None, choice: dict[str, Any] | None, config: ServerConfig) -> ToolPlan:
     """Anthropic's tools in OpenAI's form. Those that run on Anthropic's machines are left out."""
     functions = []
     for index, value in enumerate(values or ()):
@@ -68,7 +69,7 @@ def _tools(values: Sequence[Any] | None, choice: dict[str, Any] | None, config: 
             raise RequestError(f"tools[{index}] should be an object.", param=f"tools[{index}]")
         if value.get("type", "custom") == "custom":
             where = f"tools[{index}]"
-            made = convert.tool(
+            made = make_tool(
                 value.get("name"),
                 value.get("description") or "",
                 value.get("input_schema"),
@@ -81,11 +82,11 @@ def _tools(values: Sequence[Any] | None, choice: dict[str, Any] | None, config: 
     wanted = {"auto": "auto", "any": "required", "none": "none"}.get(str(kind))
     if kind == "tool":
         parallel, target = False, {"type": "function", "function": {"name": choice.get("name")}}
-        return convert.plan_tools(functions, target, parallel, config.max_tools)
+        return plan_tools(functions, target, parallel, config.max_tools)
     if wanted is None:
         raise RequestError("tool_choice.type should be auto, any, tool or none.", param="tool_choice.type")
     parallel = choice.get("disable_parallel_tool_use") is not True
-    return convert.plan_tools(functions, wanted, parallel, config.max_tools)
+    return plan_tools(functions, wanted, parallel, config.max_tools)
 
 
 def conversation(system: str | list[Any] | None, values: Sequence[Any], limit: int) -> tuple[dict[str, Any], ...]:
@@ -273,12 +274,12 @@ async def count_tokens(service: Service, body: CountTokensBody) -> dict[str, Any
     """How many tokens the prompt has."""
     info = await service.check_model(body.model)
     tools = _tools(body.tools, body.tool_choice, service.config)
-    convert.check_tools(tools, None, info)
+    check_tools(tools, None, info)
     thinking, _ = _thinking(body.thinking, info)
     messages = conversation(body.system, body.messages, service.config.max_messages)
     request = GenerationRequest(
-        messages=convert.describe_tools(messages, tools, info),
-        tools=convert.template_tools(tools, info),
+        messages=fit_tools(messages, tools, info),
+        tools=template_tools(tools, info),
         thinking=thinking,
     )
     return {"input_tokens": await service.client.count_tokens(request)}

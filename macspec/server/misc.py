@@ -10,6 +10,7 @@ from macspec.request import GenerationRequest
 from macspec.server import convert
 from macspec.server.answers import Service
 from macspec.server.schemas import TokenizeBody
+from macspec.server.tools import check_tools, fit_tools, plan_tools, template_tools
 from macspec.worker.protocol import EngineInfo, EngineStats
 
 #: An engine step longer than this means that the device is stuck, not busy.
@@ -82,10 +83,10 @@ async def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
             return {"tokens": [], "count": 0, "max_model_len": info.max_context}
         request = GenerationRequest(prompt=texts[0])
     else:
-        plan = convert.plan_tools(body.tools, None, None, service.config.max_tools)
-        convert.check_tools(plan, None, info)
+        plan = plan_tools(body.tools, None, None, service.config.max_tools)
+        check_tools(plan, None, info)
         messages = convert.chat_messages(body.messages, service.config.max_messages)
-        request = GenerationRequest(messages=messages, tools=convert.template_tools(plan, info))
+        request = GenerationRequest(messages=fit_tools(messages, plan, info), tools=template_tools(plan, info))
     tokens = await service.client.tokenize(request)
     return {"tokens": list(tokens), "count": len(tokens), "max_model_len": info.max_context}
 

@@ -16,6 +16,7 @@ from macspec.server.chat import reasoning_effort
 from macspec.server.errors import openai_error
 from macspec.server.schemas import ResponsesBody
 from macspec.server.streams import comment, frame
+from macspec.server.tools import check_tools, fit_tools, plan_tools, template_tools
 from macspec.worker.protocol import EngineInfo
 
 PARAM_NAMES = {
@@ -30,12 +31,12 @@ PARAM_NAMES = {
 def plan(body: ResponsesBody, service: Service, info: EngineInfo) -> convert.Plan:
     """What the engine is asked for."""
     config = service.config
-    tools = convert.plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, config.max_tools)
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, config.max_tools)
     text = body.text or {}
     if text.get("verbosity") not in (None, "medium"):
         raise UnsupportedError("text.verbosity is not supported here; leave it out.", param="text.verbosity")
     grammar = convert.response_grammar(text.get("format"), "text.format")
-    convert.check_tools(tools, grammar, info)
+    check_tools(tools, grammar, info)
     sampling = replace(
         convert.sampling(body, config),
         max_tokens=convert.limit(body.max_output_tokens, info),
@@ -43,9 +44,9 @@ def plan(body: ResponsesBody, service: Service, info: EngineInfo) -> convert.Pla
         grammar=tools.grammar or grammar,
     )
     request = GenerationRequest(
-        messages=convert.describe_tools(messages(body, config.max_messages), tools, info),
+        messages=fit_tools(messages(body, config.max_messages), tools, info),
         sampling=sampling,
-        tools=convert.template_tools(tools, info),
+        tools=template_tools(tools, info),
         thinking=convert.thinks(reasoning_effort(body.reasoning or {}), "reasoning.effort", None, info),
         depth=convert.depth(body.depth),
         use_cache=body.cache_prompt is not False,

@@ -493,6 +493,23 @@ async def test_forced_call_of_a_model_without_tools(start: Start) -> None:
     assert told.startswith("Be brief.\n\n") and "weather" in told and "news" in told
 
 
+async def test_earlier_calls_of_a_model_without_tools(start: Start) -> None:
+    server = await start(ScriptedClient(info=PLAIN_MODEL))
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    assert (await server.chat(messages=messages)).status_code == 200
+    # The template would drop the call and may not know the role.
+    assert server.engine.requests[-1].messages == (
+        *HELLO,
+        {"role": "assistant", "content": '{"name": "weather", "arguments": {"city": "Bern"}}'},
+        {"role": "user", "content": "rain"},
+    )
+
+
 THINKING_ON: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort"),
     ("/v1/chat/completions", {"messages": HELLO, "reasoning": {"effort": "high"}}, "reasoning.effort"),

@@ -29,6 +29,8 @@ from macspec.worker import process_client
 made = process_client.ProcessClient
 process = process_client.ProcessOptions(factory="fake_engine:FakeEngine")
 process_client.ProcessClient = lambda engine: made(engine, process=process)
+# The names are made up; nothing of them could be downloaded.
+command.ensure = lambda options: None
 from macspec import cli
 sys.exit(cli.main(["serve", *sys.argv[1:]]))
 """
