@@ -138,6 +138,8 @@ class GenerationRequest(Wire):
     policy: str = "rate"
     #: Draft with the target's own keyed noise at temperatures above zero (changes speed only).
     coupled: bool = False
+    #: Plain decoding's text also where near-ties could turn; None leaves it to the engine.
+    exact: bool | None = None
     #: Reuse the longest known prefix of earlier requests.
     use_cache: bool = True
     id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -235,6 +237,9 @@ class Round(Event):
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     other_ms: float = 0.0
+    #: Exact mode: near-ties decided again by one-row passes, and the time that took.
+    redecided: int = 0
+    redecide_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +262,9 @@ class GenerationStats(Wire):
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     other_ms: float = 0.0
+    #: Exact mode: near-ties decided again by one-row passes, and the time that took beside the three above.
+    redecided: int = 0
+    redecide_ms: float = 0.0
     peak_memory: int = 0
 
 
