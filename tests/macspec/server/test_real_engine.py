@@ -115,6 +115,7 @@ async def test_streamed_equals_whole_equals_generate(
     assert len({text for texts in expected for text in texts}) > len(seeds) // 2
 
 
+@pytest.mark.asyncio(loop_scope="function")
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(1500)
@@ -132,6 +133,7 @@ async def test_real_pair_streamed_equals_whole_equals_generate(start: Start, gen
     assert (await client.stats()).accepted > 0
 
 
+@pytest.mark.asyncio(loop_scope="function")
 @pytest.mark.slow
 @pytest.mark.model
 async def test_real_pair_is_replaced_when_killed(start: Start) -> None:
