@@ -131,9 +131,10 @@ def race(model_name: str) -> int:
     import mlx.core as mx
 
     import macspec  # noqa: F401  loads the fast BLAS before MLX
-    from macspec.kernels.cases import attention_cases, qmm_cases, token_cases
+    from macspec.kernels.cases import Format, attention_cases, qmm_cases
     from macspec.kernels.library import KernelLibrary, kernels_here
     from macspec.kernels.probe import Case
+    from macspec.kernels.round_cases import choice_cases, confidence_cases, replay_cases
 
     kernels = kernels_here()
     if kernels is None:
@@ -147,9 +148,13 @@ def race(model_name: str) -> int:
     wanted: dict[str, Case] = {}
     for m in matrices(model, 1):
         if m.width % 64 == 0 and not m.routed:
-            wanted |= {c.name: c for c in qmm_cases(kernels, m.columns, m.width, m.bits, m.group, dtype)}
+            wanted |= {c.name: c for c in qmm_cases(kernels, m.columns, m.width, Format(m.group, m.bits), dtype)}
     wanted |= {c.name: c for c in attention_cases(kernels, model["heads"], model["kv_heads"], model["head_dim"], dtype)}
-    wanted |= {c.name: c for c in token_cases(kernels, model["vocab"], dtype)}
+    wanted |= {c.name: c for c in choice_cases(kernels, model["vocab"], dtype)}
+    wanted |= {c.name: c for c in confidence_cases(kernels, model["vocab"])}
+    if "linear_dim" in model:
+        heads = (model["linear_key_heads"], model["linear_value_heads"])
+        wanted |= {c.name: c for c in replay_cases(kernels, *heads, model["linear_dim"], model["linear_dim"], dtype)}
     library = KernelLibrary("probe", kernels, budget_s=float("inf"))
     library.prepare(wanted.values(), lambda name, n, of: print(f"\r{n}/{of} {name[:70]:70}", end="", file=sys.stderr))
     print(file=sys.stderr)

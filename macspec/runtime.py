@@ -16,6 +16,7 @@ from macspec.engine.load import Progress
 from macspec.engine.loop import Engine
 from macspec.kernels.library import library_here
 from macspec.kernels.modules import install
+from macspec.kernels.round_cases import round_cases
 from macspec.profiling.policies import PolicyMaker, attach
 
 
@@ -65,12 +66,13 @@ class Runtime(Engine):
         return engine
 
     def _use_kernels(self, mode: str, progress: Progress | None) -> None:
-        """Put the kernels that prove themselves on this device into the target; on a CPU there are none."""
+        """Let the kernels that prove themselves on this device take part; on a CPU there are none."""
         library = library_here(mode)
-        replacement = install(self.target.model, library)
-        if replacement.cases:
-            library.prepare(replacement.cases, progress)
-            self.library = library
+        if library.kernels is not None:
+            wanted = install(self.target.model, library, kv_bits=self.kv_bits).cases
+            library.prepare([*wanted, *round_cases(library.kernels, self.target, self.drafter)], progress)
+            self.use(library)
+            self.race_device_rounds()
         self.kernels = library.summary
 
     def info(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import platformdirs
 
 from macspec.engine.answer import Answer
 from macspec.engine.caches import TargetCache, quantize_layers
+from macspec.engine.device_round import race_case
+from macspec.engine.exact import Exact
 from macspec.engine.forecast import CacheCost
 from macspec.engine.load import load_pair
 from macspec.engine.memory import MemoryGuard, memory_limit
@@ -19,19 +21,25 @@ from macspec.engine.prefix_cache import PrefixCache, Reuse
 from macspec.engine.prefix_disk import DiskTier
 from macspec.engine.prompt import prompt_tokens, repeated_prefix
 from macspec.engine.rounds import Committed, Rounds, run
+from macspec.engine.row_noise import RowNoise, measure
 from macspec.engine.sampling import Chooser, derived_seed
 from macspec.engine.session import Session
 from macspec.engine.tally import Tally
 from macspec.engine.validation import check_abilities, check_depth, check_sampling
 from macspec.errors import ContextLengthError, RequestError
 from macspec.kernels.library import KernelLibrary
+from macspec.kernels.ops import RoundOps
+from macspec.kernels.replay import record_passes
 from macspec.request import Event, Finished, FinishReason, GenerationRequest, PrefillProgress, Round, Started
 from macspec.scheduler.interface import DepthPolicy
 from macspec.scheduler.policies import make_policy
+from macspec_models.drafters.block import DFlashDrafter
 from macspec_models.drafters.context import CHUNK
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
 
+#: Tokens in the caches while rounds race.
+RACE_PROMPT = 65
 #: Bits of a seed drawn here: every client's number type holds them exactly, JavaScript's included.
 SEED_BITS = 53
 
@@ -54,6 +62,7 @@ class Engine:
         disk_cache_bytes: int = 0,
         kv_bits: int | None = None,
         policy_factory: PolicyFactory | None = None,
+        exact: bool = False,
     ) -> None:
         self.target, self.drafter, self.drafter_reason = target, drafter, drafter_reason
         if context is not None and not 0 < context <= target.max_context:
@@ -67,7 +76,12 @@ class Engine:
         self._policies: dict[str, DepthPolicy] = {}
         target.set_taps(drafter.taps if drafter is not None else ())
         self.kv_bits = kv_bits
+        #: Whether answers are plain decoding's also where near-ties could turn; a request may say otherwise.
+        self.exact = exact
+        self._noise: RowNoise | None = None
         self.library: KernelLibrary | None = None
+        self.ops, self.device_case = RoundOps(), ""
+        record_passes(target.model, self.ops)
         self.prefixes = PrefixCache(
             prefix_cache_bytes,
             self._new_cache,
@@ -81,11 +95,31 @@ class Engine:
         """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options."""
         own_names = (
             *("context", "prefill_chunk", "prefix_cache_bytes", "disk_cache_bytes"),
-            *("kv_bits", "policy_factory"),
+            *("kv_bits", "policy_factory", "exact"),
         )
         own = {name: options.pop(name) for name in own_names if name in options}
         pair = load_pair(model, drafter, **options)
         return cls(pair.target, pair.drafter, drafter_reason=pair.drafter_reason, **own)
+
+    def use(self, library: KernelLibrary) -> None:
+        """Let kernels take part in rounds from now on, where ``library`` says so."""
+        self.library = self.ops.library = library
+        for drafter in (self.drafter, getattr(self.drafter, "model", None)):
+            if isinstance(drafter, DFlashDrafter):
+                drafter.reading = self.ops.draft_confidence
+
+    def race_device_rounds(self) -> None:
+        """Decide whether depths are decided on the device; the other kernels must be decided already."""
+        library, drafter = self.library, self.drafter
+        if library is None or drafter is None or not drafter.taps:
+            return
+        prompt = [token % self.target.vocab_size for token in range(RACE_PROMPT)]
+        session = Session(self.target, drafter, prompt, Reuse(self._new_cache(), drafter.new_context(), 0), library)
+        for _ in session.prefill(self.prefill_chunk, lambda: False):
+            pass
+        case = race_case(session, self.ops, f"{self.target.name}+{drafter.kind}", library.summary)
+        library.prepare([case])
+        self.device_case = case.name
 
     def info(self) -> dict[str, Any]:
         """What is loaded, as plain values."""
@@ -119,6 +153,18 @@ class Engine:
         if name not in self._policies:
             self._policies[name] = self.make_policy(name)
         return self._policies[name]
+
+    def row_noise(self) -> RowNoise:
+        """How much a row depends on the row count of its pass, over the drafter's row counts; measured once."""
+        if self._noise is None:
+            rows = 1 + (0 if self.drafter is None else self.drafter.max_depth)
+            self._noise = measure(self.target, self._new_cache, rows, self.prefill_chunk)
+        return self._noise
+
+    def _unequal_rows(self) -> RowNoise | None:
+        """The row noise where there is any and several rows are ever verified at a time."""
+        noise = None if self.drafter is None else self.row_noise()
+        return None if noise is None or noise.same_bits else noise
 
     def count_tokens(self, request: GenerationRequest) -> int:
         """Prompt tokens of a request, chat template included."""
@@ -166,6 +212,7 @@ class Engine:
                 self.target.eos,
                 thinking=request.thinking,
                 thinking_budget=request.thinking_budget,
+                ops=self.ops,
             )
             yield from self._answer(request, index, prompt, chooser, own_seed, policy, budget, cancelled)
 
@@ -215,7 +262,11 @@ class Engine:
         cancelled: Cancelled,
     ) -> Iterator[Event]:
         tally = Tally(len(prompt))
-        session = self._session(request, prompt)
+        wants_exact = self.exact if request.exact is None else request.exact
+        noise = self._unequal_rows() if wants_exact else None
+        # An exact answer must not start from rows of rounds that were not, nor leave such rows to one.
+        apart = noise is not None if wants_exact else self.exact
+        session = self._session(request, prompt, reuse=request.use_cache and wants_exact == self.exact)
         with session.lasting(self.prefixes if request.use_cache else None):
             tally.cached_tokens = session.cache.length
             yield Started(index, prompt_tokens=len(prompt), cached_tokens=tally.cached_tokens, seed=seed)
@@ -223,6 +274,8 @@ class Engine:
             for done in session.prefill(self.prefill_chunk, cancelled):
                 yield PrefillProgress(index, done=done, total=len(prompt) - 1)
             tally.prefilled()
+            if apart:
+                session.keep = session.cache.checkpoint()
 
             rounds = Rounds(
                 session,
@@ -232,7 +285,9 @@ class Engine:
                 budget=budget,
                 ends_answer=answer.ends,
                 noise_seed=seed if request.coupled else None,
-                library=self.library,
+                ops=self.ops,
+                device_case=self.device_case,
+                exact=None if noise is None else Exact(session, chooser, noise),
             )
             for committed in run(rounds, cancelled):
                 tally.add(committed)
@@ -255,17 +310,17 @@ class Engine:
         """Prefixes that outlive the process; they only fit what computed them."""
         target, drafter = self.target, self.drafter
         reads = "none" if drafter is None else f"{drafter.kind} {drafter.taps}"
-        parts = (target.name, target.revision, target.dtype, self.kv_bits, reads)
+        parts = (target.name, target.revision, target.dtype, self.kv_bits, reads, *(["exact"] if self.exact else []))
         folder = Path(platformdirs.user_cache_dir("macspec", appauthor=False)) / "prefixes"
         return DiskTier(folder, nbytes, "|".join(map(str, parts)))
 
-    def _session(self, request: GenerationRequest, prompt: Sequence[int]) -> Session:
-        if request.use_cache:
-            reuse = self.prefixes.take(prompt, lambda: repeated_prefix(request, self.target.tokenizer, prompt))
+    def _session(self, request: GenerationRequest, prompt: Sequence[int], *, reuse: bool) -> Session:
+        if reuse:
+            start = self.prefixes.take(prompt, lambda: repeated_prefix(request, self.target.tokenizer, prompt))
         else:
             context = None if self.drafter is None else self.drafter.new_context()
-            reuse = Reuse(self._new_cache(), context, 0)
-        return Session(self.target, self.drafter, list(prompt), reuse)
+            start = Reuse(self._new_cache(), context, 0)
+        return Session(self.target, self.drafter, list(prompt), start, self.library)
 
 
 def _round_event(index: int, committed: Committed) -> Round:
@@ -280,4 +335,6 @@ def _round_event(index: int, committed: Committed) -> Round:
         draft_ms=outcome.draft_ms,
         verify_ms=outcome.verify_ms,
         other_ms=outcome.other_ms,
+        redecided=committed.redecided,
+        redecide_ms=committed.redecide_ms,
     )

@@ -14,11 +14,13 @@ import numpy as np
 
 from macspec.engine.constraints import Constraints
 from macspec.engine.grammar import GrammarState, Mask
+from macspec.engine.lead import drawn_lead, lead
 from macspec.engine.noise import derived_seed, gumbel_at, keyed_gumbel
 from macspec.engine.penalties import Penalties
 from macspec.engine.processors import best_tokens, truncated
 from macspec.engine.thinking import ThinkingTracker
 from macspec.errors import RequestError
+from macspec.kernels.ops import RoundOps
 from macspec.request import SamplingParams
 
 __all__ = ["Chooser", "derived_seed", "keyed_gumbel"]
@@ -38,6 +40,7 @@ class Chooser:
         *,
         thinking: bool | None = None,
         thinking_budget: int | None = None,
+        ops: RoundOps | None = None,
     ) -> None:
         """Prepare the choices of one answer.
 
@@ -48,11 +51,13 @@ class Chooser:
             eos: end-of-sequence tokens; with the stop tokens they are held back until ``min_tokens``.
             thinking: False ends every thinking section at once; a grammar applies after thinking.
             thinking_budget: tokens after which a thinking section is made to end.
+            ops: computes the choice; MLX's own ops by default.
 
         Raises:
             RequestError: the grammar is invalid, or the parameters leave no token to choose from.
         """
         self.params, self.vocab, self.seed = params, vocab, seed
+        self._ops = ops or RoundOps()
         self._first = len(prompt)
         self._endings = sorted((eos | frozenset(params.stop_token_ids)) & frozenset(range(vocab)))
         allowed = self._allowed(params, vocab)
@@ -60,6 +65,11 @@ class Chooser:
         self._no_ending = _forbid(self._endings, vocab) if params.min_tokens > 0 else None
         self._penalties = Penalties(params, prompt) if Penalties.wanted(params) else None
         self._constraints = self._make_constraints(tokenizer, prompt, eos, allowed, thinking, thinking_budget)
+
+    @property
+    def _changes(self) -> bool:
+        """Whether the model's own logits are not what is chosen from."""
+        return not self.fast or self._offset is not None or self._no_ending is not None
 
     @property
     def fast(self) -> bool:
@@ -81,10 +91,41 @@ class Chooser:
         Raises:
             RequestError: the constraints leave nothing to follow the committed tokens.
         """
+        params = self.params
+        scores = self._processed(logits.astype(mx.float32), position, draft) if self._changes else logits
+        if params.temperature == 0.0 or (not params.top_k and params.top_p == 1.0 and params.min_p == 0.0):
+            return self._ops.keyed_choice(scores, params.temperature, self.seed, position)
+        return self._draw(scores.astype(mx.float32) / params.temperature, position)
+
+    def near_ties(
+        self, logits: mx.array, choices: mx.array, position: int, draft: Sequence[int], bound: float
+    ) -> mx.array:
+        """Whether logits that are off by up to ``bound`` could change a choice.
+
+        Args:
+            logits, position, draft: as given to `choose`. choices: what it returned.
+
+        Returns:
+            Lazy bool ``[n]``.
+        """
+        params = self.params
         scores = self._processed(logits.astype(mx.float32), position, draft)
-        if self.params.temperature == 0.0:
-            return mx.argmax(scores, axis=-1).astype(mx.int32)
-        return self._draw(scores / self.params.temperature, position)
+        # Two scores move by the bound each; a repetition penalty stretches a score.
+        slack = 2.0 * bound * max(params.repetition_penalty, 1.0 / params.repetition_penalty)
+        if params.temperature == 0.0:
+            return lead(scores, choices) <= slack
+        slack /= params.temperature
+        noise = keyed_gumbel(self.seed, position, scores.shape[0], self.vocab)
+        ahead = drawn_lead(
+            scores / params.temperature,
+            noise,
+            choices,
+            slack,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+        )
+        return ahead <= slack
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take tokens into the answer: later rows follow them."""

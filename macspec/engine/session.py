@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from macspec.engine.caches import Checkpoint
 from macspec.engine.memory import device_failure
 from macspec.engine.prefix_cache import PrefixCache, Reuse
+from macspec.kernels.library import KernelLibrary
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
 
 log = logging.getLogger(__name__)
 
+#: Rows per pass when everything is computed again.
+RECOVERY_CHUNK = 512
 #: Committed rows whose features may wait before the drafter's context takes them in.
 PENDING_LIMIT = 64
 
@@ -25,14 +29,20 @@ class Session:
     """Invariant between rounds: the caches hold every committed token but the last, the anchor.
 
     The drafter's context holds the same positions, except for at most `PENDING_LIMIT` whose features wait in
-    ``pending`` until a draft needs them: a parked session pays nothing for its drafter.
+    ``pending`` until a draft needs them: a parked session pays nothing for its drafter. Kernels of ``library`` take no
+    part in the prompt's passes.
     """
 
     target: Target
     drafter: Drafter | None
     tokens: list[int]
     reuse: Reuse
+    library: KernelLibrary | None = None
     pending: list[mx.array] = field(default_factory=list)
+    #: How often `recover` was called.
+    recoveries: int = 0
+    #: What later requests may start from at most; None: everything.
+    keep: Checkpoint | None = None
 
     def __post_init__(self) -> None:
         self.cache, self.context = self.reuse.cache, self.reuse.context
@@ -52,9 +62,9 @@ class Session:
             begin = self.cache.length
             stop = next((stop for stop in self.reuse.stops if stop > begin), total)
             rows = self.tokens[begin : min(begin + chunk, stop, total)]
-            with self.cache.append(len(rows)):
+            with self.cache.append(len(rows)), self._resting():
                 self.target.forward(mx.array([rows]), self.cache.layers)
-            self._keep_features(len(rows))
+            self._keep_features(self.target.features(), len(rows))
             self.flush()
             mx.eval(self.cache.arrays(), self.context.arrays() if self.context else [])
             if self.cache.length in self.reuse.stops:
@@ -65,12 +75,28 @@ class Session:
         """Verification pass over ``rows [1, n]``: logits ``[n, vocab]``. `commit` must follow."""
         self.cache.begin(rows.shape[1])
         self._rows = rows
-        return self.target.forward(rows, self.cache.layers)[0]
+        logits = self.target.forward(rows, self.cache.layers)[0]
+        self._features = self.target.features()
+        return logits
+
+    def forward_singly(self, draft: list[int]) -> mx.array:
+        """As `forward` over the anchor and ``draft``, but each row in a pass of its own."""
+        rows = [self.anchor, *draft]
+        self.cache.begin(len(rows))
+        self._rows = mx.array([rows])
+        logits: list[mx.array] = []
+        features: list[mx.array] = []
+        for row in rows:
+            logits.append(self.target.forward(mx.array([[row]]), self.cache.layers)[0])
+            found = self.target.features()
+            features += [] if found is None else [found]
+        self._features = mx.concatenate(features, axis=0) if features else None
+        return mx.concatenate(logits, axis=0)
 
     def commit(self, tokens: list[int]) -> None:
         """Make the chosen ``tokens`` part of the answer: as many rows stay in the caches, the others are undone."""
         kept = len(tokens)
-        self._keep_features(kept)
+        self._keep_features(self._features, kept)
         self.cache.commit(kept, self._replay)
         self.tokens.extend(tokens)
         if sum(part.shape[0] for part in self.pending) > PENDING_LIMIT:
@@ -84,6 +110,28 @@ class Session:
             features = self.pending[0] if len(self.pending) == 1 else mx.concatenate(self.pending, axis=0)
             self.drafter.extend(self.context, features)
         self.pending.clear()
+
+    def recover(self) -> None:
+        """Compute everything held anew from the tokens: after a failure in the middle of a pass no array is safe.
+
+        MLX leaves arrays of a failed evaluation marked as computed, and a cache's buffer is one of them.
+        """
+        self.recoveries += 1
+        self.pending.clear()
+        self.cache.clear()
+        self.reuse.marks.clear()
+        if self.drafter is not None:
+            self.context = self.drafter.new_context()
+        for _ in self.prefill(RECOVERY_CHUNK, lambda: False):
+            pass
+        if self.keep is not None:
+            self.keep = self.cache.checkpoint()
+
+    def again(self) -> None:
+        """`recover`, then the last `forward` once more: for a failure between a pass and its `commit`."""
+        rows = self._rows
+        self.recover()
+        self.forward(rows)
 
     @contextmanager
     def lasting(self, prefixes: PrefixCache | None) -> Iterator[None]:
@@ -112,11 +160,15 @@ class Session:
         if prefixes is not None and not self.cache.lost:
             self.cache.rollback()
             self.flush()
+            if self.keep is not None:
+                self.cache.restore(self.keep)
             prefixes.put(self.tokens, self.cache, self.context, self.reuse.marks)
 
-    def _keep_features(self, rows: int) -> None:
-        features = self.target.features() if self.drafter is not None else None
-        if features is not None:
+    def _resting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.library is None else self.library.resting()
+
+    def _keep_features(self, features: mx.array | None, rows: int) -> None:
+        if features is not None and self.drafter is not None:
             self.pending.append(features[:rows])
 
     def _replay(self, rows: int) -> None:

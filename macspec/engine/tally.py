@@ -17,7 +17,8 @@ class Tally:
         self.prompt_tokens, self.cached_tokens = prompt_tokens, 0
         self.tokens = self.first_round = self.rounds = self.parked = 0
         self.drafted = self.verified = self.accepted = 0
-        self.draft_ms = self.verify_ms = self.other_ms = 0.0
+        self.draft_ms = self.verify_ms = self.other_ms = self.redecide_ms = 0.0
+        self.redecided = 0
         self._start = self._first = self._last = time.perf_counter()
         self._prefill_seconds = 0.0
 
@@ -40,6 +41,8 @@ class Tally:
         self.draft_ms += outcome.draft_ms
         self.verify_ms += outcome.verify_ms
         self.other_ms += outcome.other_ms
+        self.redecided += committed.redecided
+        self.redecide_ms += committed.redecide_ms
 
     def stats(self, thinking_tokens: int) -> GenerationStats:
         """The totals. Speed of generation leaves out the first round, whose tokens came with the prompt's time."""
@@ -61,5 +64,7 @@ class Tally:
             draft_ms=self.draft_ms,
             verify_ms=self.verify_ms,
             other_ms=self.other_ms,
+            redecided=self.redecided,
+            redecide_ms=self.redecide_ms,
             peak_memory=mx.get_peak_memory(),
         )

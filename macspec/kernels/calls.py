@@ -21,6 +21,13 @@ SPLIT = 512
 HEAD_DIMS = (64, 96, 128, 256)
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+#: Floating-point formats of `mx.quantize`: number in the kernels, group size and bits.
+FP_FORMATS = {"mxfp4": (0, 32, 4), "mxfp8": (1, 32, 8), "nvfp4": (2, 16, 4)}
+#: Widths of quantised keys and values.
+KV_BITS = (4, 8)
+
+#: Packed values, scales and biases.
+Packed = tuple[mx.array, mx.array, mx.array]
 
 
 def row_tile(rows: int) -> int:
@@ -116,19 +123,23 @@ class Kernels:
         x: mx.array,
         w: mx.array,
         scales: mx.array,
-        biases: mx.array,
+        biases: mx.array | None = None,
         *,
         group_size: int,
         bits: int,
+        mode: str = "affine",
         rows: int | mx.array | None = None,
     ) -> mx.array:
-        """``x [M, K] @ dequantised(w) [N, K]`` transposed: ``[M, N]`` in x's type; see ``verify_qmm.metal``."""
-        _check_affine(w, scales, group_size, bits, x.shape[-1])
+        """``x [M, K] @ dequantised(w) [N, K]`` transposed: ``[M, N]`` in x's type; see ``verify_qmm.metal``.
+
+        ``mode`` and ``biases`` are those of `mx.quantize`; only affine weights have biases.
+        """
+        parts, form = _format(w, scales, biases, group_size, bits, mode, x.shape[-1])
         count, columns = x.shape[0], w.shape[0]
         y: mx.array
-        (y,) = self.built(load("verify_qmm"))(
-            inputs=[x, w, scales, biases, as_count(count if rows is None else rows)],
-            template=[("T", x.dtype), ("BITS", bits), ("GROUP", group_size), ("ROWS", row_tile(count))],
+        (y,) = self.built(load(source_name("verify_qmm", mode)))(
+            inputs=[x, *parts, as_count(count if rows is None else rows)],
+            template=[("T", x.dtype), ("BITS", bits), ("GROUP", group_size), ("ROWS", row_tile(count)), *form],
             grid=(-(-columns // 8) * 64, 1, 1),
             threadgroup=(64, 1, 1),
             output_shapes=[(count, columns)],
@@ -141,20 +152,21 @@ class Kernels:
         x: mx.array,
         w: mx.array,
         scales: mx.array,
-        biases: mx.array,
+        biases: mx.array | None = None,
         *,
         group_size: int,
         bits: int,
+        mode: str = "affine",
         rows: int | mx.array | None = None,
     ) -> mx.array:
         """`verify_qmm` by 8x8 matrix products; see ``verify_qmm_matrix.metal``."""
-        _check_affine(w, scales, group_size, bits, x.shape[-1])
+        parts, form = _format(w, scales, biases, group_size, bits, mode, x.shape[-1])
         count, columns = x.shape[0], w.shape[0]
         tiles = -(-row_tile(count) // 8)
         y: mx.array
-        (y,) = self.built(load("verify_qmm_matrix"))(
-            inputs=[x, w, scales, biases, as_count(count if rows is None else rows)],
-            template=[("T", x.dtype), ("BITS", bits), ("GROUP", group_size), ("TILES", tiles)],
+        (y,) = self.built(load(source_name("verify_qmm_matrix", mode)))(
+            inputs=[x, *parts, as_count(count if rows is None else rows)],
+            template=[("T", x.dtype), ("BITS", bits), ("GROUP", group_size), ("TILES", tiles), *form],
             grid=(-(-columns // 16) * 128, 1, 1),
             threadgroup=(128, 1, 1),
             output_shapes=[(count, columns)],
@@ -168,10 +180,11 @@ class Kernels:
         ids: mx.array,
         w: mx.array,
         scales: mx.array,
-        biases: mx.array,
+        biases: mx.array | None = None,
         *,
         group_size: int,
         bits: int,
+        mode: str = "affine",
         rows: int | mx.array | None = None,
         sharers: int | None = None,
     ) -> mx.array:
@@ -180,16 +193,14 @@ class Kernels:
         Args:
             sharers: how many assignments can share an expert, at most `MAX_ROWS`; None: the number of rows R.
         """
-        _check_affine(w, scales, group_size, bits, x.shape[-1])
+        parts, form = _format(w, scales, biases, group_size, bits, mode, x.shape[-1])
         (count, slots), columns, per_slot = ids.shape, w.shape[1], x.ndim == 3
         y: mx.array
-        (y,) = self.built(load("verify_moe_qmm"))(
+        (y,) = self.built(load(source_name("verify_moe_qmm", mode)))(
             inputs=[
                 x.reshape(-1, x.shape[-1]),
                 ids.reshape(-1).astype(mx.uint32),
-                w,
-                scales,
-                biases,
+                *parts,
                 as_count(count if rows is None else rows),
             ],
             template=[
@@ -199,6 +210,7 @@ class Kernels:
                 ("ROWS", row_tile(count if sharers is None else sharers)),
                 ("TOPK", slots),
                 ("PER_SLOT", per_slot),
+                *form,
             ],
             grid=(-(-columns // 8) * 64, count * slots, 1),
             threadgroup=(64, 1, 1),
@@ -223,9 +235,47 @@ class Kernels:
         Raises:
             ValueError: for a head dimension or a number of query rows the kernel does not take on this device.
         """
-        (batch, heads, count, dim), kv_heads, length = q.shape, k.shape[1], k.shape[2]
-        if batch != 1 or dim not in HEAD_DIMS or heads % kv_heads or length < count or count > MAX_ROWS:
+        if k.shape != v.shape or k.shape[3] != q.shape[3]:
             raise ValueError(f"verify_attention does not take queries {q.shape} over keys {k.shape}")
+        template = [("T", q.dtype), ("D", q.shape[3]), ("SPLIT", split)]
+        return self._attention("verify_attention", q, (k,), (v,), template, scale, window, rows, split)
+
+    def verify_attention_quantised(
+        self,
+        q: mx.array,
+        k: Packed,
+        v: Packed,
+        *,
+        scale: float,
+        group_size: int,
+        bits: int,
+        window: int = 0,
+        rows: int | mx.array | None = None,
+        split: int = SPLIT,
+    ) -> mx.array:
+        """`verify_attention` over what mlx-lm's ``QuantizedKVCache`` holds: packed rows are ``D * bits / 32`` words."""
+        dim = q.shape[3]
+        fits = bits in KV_BITS and group_size in GROUP_SIZES and dim % group_size == 0
+        if not fits or k[0].shape[3] * 32 != dim * bits:
+            raise ValueError(f"no verification kernel for keys of {bits} bits in groups of {group_size}")
+        template = [("T", q.dtype), ("D", dim), ("SPLIT", split), ("BITS", bits), ("GROUP", group_size)]
+        return self._attention("verify_attention_quantised", q, k, v, template, scale, window, rows, split)
+
+    def _attention(
+        self,
+        name: str,
+        q: mx.array,
+        k: tuple[mx.array, ...],
+        v: tuple[mx.array, ...],
+        template: list[tuple[str, Any]],
+        scale: float,
+        window: int,
+        rows: int | mx.array | None,
+        split: int,
+    ) -> mx.array:
+        (batch, heads, count, dim), kv_heads, length = q.shape, k[0].shape[1], k[0].shape[2]
+        if batch != 1 or dim not in HEAD_DIMS or heads % kv_heads or length < count or count > MAX_ROWS:
+            raise ValueError(f"{name} does not take queries {q.shape} over keys {k[0].shape}")
         threads = -(-count * (heads // kv_heads) // 8) * 32
         if threads > self.max_threads:
             raise ValueError(
@@ -234,9 +284,9 @@ class Kernels:
         first = max(0, length - count - window + 1) // split if window else 0
         parts = -(-length // split) - first
         count_buffer = as_count(count if rows is None else rows)
-        partial, stats = self.built(load("verify_attention"))(
-            inputs=[q, k, v, count_buffer, mx.array([first, window], mx.int32), mx.array([scale], mx.float32)],
-            template=[("T", q.dtype), ("D", dim), ("SPLIT", split)],
+        partial, stats = self.built(load(name))(
+            inputs=[q, *k, *v, count_buffer, mx.array([first, window], mx.int32), mx.array([scale], mx.float32)],
+            template=template,
             grid=(threads, kv_heads, parts),
             threadgroup=(threads, 1, 1),
             output_shapes=[(heads, count, parts, dim), (heads, count, parts, 2)],
@@ -272,8 +322,26 @@ class Kernels:
         return new
 
 
-def _check_affine(w: mx.array, scales: mx.array, group_size: int, bits: int, width: int) -> None:
-    if bits not in AFFINE_BITS or group_size not in GROUP_SIZES:
-        raise ValueError(f"no verification kernel for {bits} bits in groups of {group_size}")
+def source_name(kernel: str, mode: str) -> str:
+    """The source of ``kernel`` for a format of `mx.quantize`."""
+    return kernel if mode == "affine" else f"{kernel}_fp"
+
+
+def takes(group_size: int, bits: int, mode: str) -> bool:
+    """Whether there are kernels for a format of `mx.quantize`."""
+    if mode == "affine":
+        return bits in AFFINE_BITS and group_size in GROUP_SIZES
+    return mode in FP_FORMATS and FP_FORMATS[mode][1:] == (group_size, bits)
+
+
+def _format(
+    w: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str, width: int
+) -> tuple[list[mx.array], list[tuple[str, Any]]]:
+    """The arrays of a quantised matrix and the template arguments its format adds; ValueError when they do not fit."""
+    if not takes(group_size, bits, mode) or (biases is None) == (mode == "affine"):
+        raise ValueError(f"no verification kernel for {bits} bits in groups of {group_size} ({mode})")
     if w.shape[-1] * 32 != width * bits or scales.shape[-1] * group_size != width:
         raise ValueError(f"weights {w.shape} and scales {scales.shape} do not belong to inputs of width {width}")
+    if biases is None:
+        return [w, scales], [("FORMAT", FP_FORMATS[mode][0])]
+    return [w, scales, biases], []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from macspec.kernels import reference
-from macspec.kernels.calls import Kernels
+from macspec.kernels.calls import Kernels, source_name
 from macspec.kernels.probe import Arrays, Case
 from macspec.kernels.source import load
 
@@ -16,6 +17,8 @@ from macspec.kernels.source import load
 PROBED_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 #: Context lengths attention is probed at; others use the next larger, beyond the last the last.
 PROBED_CONTEXTS = (1024, 4096, 16384)
+#: Shape of a kernel that runs the same for every shape.
+ANY_SHAPE = "any"
 #: Allowed error relative to the largest output: a few units in the last place of the output type.
 TOLERANCE = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
@@ -30,14 +33,36 @@ def context_bucket(length: int) -> int:
     return next((c for c in PROBED_CONTEXTS if length <= c), PROBED_CONTEXTS[-1])
 
 
-def qmm_shape(columns: int, width: int, bits: int, group: int) -> str:
+@dataclass(frozen=True)
+class Format:
+    """How a matrix is quantised, in the words of `mx.quantize`."""
+
+    group_size: int
+    bits: int
+    mode: str = "affine"
+
+    @classmethod
+    def of(cls, module: Any) -> Format:
+        """The format of a quantised module."""
+        return cls(module.group_size, module.bits, module.mode)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for MLX and the kernels."""
+        return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+
+    def __str__(self) -> str:
+        return f"{self.bits}-bit g{self.group_size}" if self.mode == "affine" else self.mode
+
+
+def qmm_shape(columns: int, width: int, form: Format) -> str:
     """Shape part of a `verify_qmm` case name."""
-    return f"{columns}x{width} {bits}-bit g{group}"
+    return f"{columns}x{width} {form}"
 
 
-def moe_shape(experts: int, top_k: int, columns: int, width: int, bits: int, group: int, per_slot: bool) -> str:
+def moe_shape(experts: int, top_k: int, columns: int, width: int, form: Format, per_slot: bool) -> str:
     """Shape part of a `verify_moe_qmm` case name."""
-    return f"{experts}e{top_k}{'s' if per_slot else ''} {qmm_shape(columns, width, bits, group)}"
+    return f"{experts}e{top_k}{'s' if per_slot else ''} {qmm_shape(columns, width, form)}"
 
 
 def attention_shape(heads: int, kv_heads: int, dim: int, context: int) -> str:
@@ -45,34 +70,54 @@ def attention_shape(heads: int, kv_heads: int, dim: int, context: int) -> str:
     return f"{heads}/{kv_heads}h d{dim} ctx{context_bucket(context)}"
 
 
+def quantised_shape(heads: int, kv_heads: int, dim: int, context: int, group_size: int, bits: int) -> str:
+    """Shape part of a `verify_attention_quantised` case name."""
+    return f"{attention_shape(heads, kv_heads, dim, context)} kv{bits} g{group_size}"
+
+
+def vocabulary_shape(vocab: int) -> str:
+    """Shape part of a `draft_confidence` case name."""
+    return f"vocab {vocab}"
+
+
+def choice_shape(vocab: int, temperature: float) -> str:
+    """Shape part of a `keyed_choice` case name."""
+    return f"{'warm' if temperature > 0 else 'greedy'} {vocabulary_shape(vocab)}"
+
+
+def replay_shape(key_heads: int, value_heads: int, value_dim: int, key_dim: int) -> str:
+    """Shape part of a `recurrent_replay` case name."""
+    return f"{key_heads}/{value_heads}h k{key_dim} v{value_dim}"
+
+
 def case_name(kernel: str, shape: str, dtype: mx.Dtype, rows: int) -> str:
     """`Case.name` of the bucket that ``rows`` fall into."""
-    return f"{kernel} {shape} {_plain(dtype)} rows {rows_bucket(rows)}"
+    return f"{kernel} {shape} {plain(dtype)} rows {rows_bucket(rows)}"
 
 
-def qmm_cases(kernels: Kernels, columns: int, width: int, bits: int, group: int, dtype: mx.Dtype) -> list[Case]:
+def qmm_cases(kernels: Kernels, columns: int, width: int, form: Format, dtype: mx.Dtype) -> list[Case]:
     """All row counts of one quantised matrix, by `verify_qmm` and by `verify_qmm_matrix`."""
-    options: dict[str, Any] = {"group_size": group, "bits": bits}
+    options = form.options
 
     def inputs(rows: int) -> Callable[[int], Arrays]:
         def make(variant: int) -> Arrays:
             keys = mx.random.split(mx.random.key(variant), 2)
             packed = mx.quantize(mx.random.normal((columns, width), key=keys[0]).astype(dtype), **options)
-            return [_adversarial(mx.random.normal((rows, width), key=keys[1]), variant).astype(dtype), *packed]
+            return [adversarial(mx.random.normal((rows, width), key=keys[1]), variant).astype(dtype), *packed]
 
         return make
 
     return [
         Case(
-            name,
-            qmm_shape(columns, width, bits, group),
-            _plain(dtype),
+            source_name(name, form.mode),
+            qmm_shape(columns, width, form),
+            plain(dtype),
             rows,
-            load(name).digest,
+            load(source_name(name, form.mode)).digest,
             inputs(rows),
             lambda *a, call=call: call(*a, **options),
             lambda *a: reference.verify_qmm(*a, **options),
-            _on_cpu(lambda *a: reference.verify_qmm(*a, **options)),
+            on_cpu(lambda *a: reference.verify_qmm(*a, **options)),
             TOLERANCE[dtype],
             lambda x, *packed, call=call: call(x[:1], *packed, **options),
         )
@@ -87,20 +132,19 @@ def moe_cases(
     top_k: int,
     columns: int,
     width: int,
-    bits: int,
-    group: int,
+    form: Format,
     dtype: mx.Dtype,
     per_slot: bool,
 ) -> list[Case]:
     """All row counts of one routed expert matrix."""
-    options: dict[str, Any] = {"group_size": group, "bits": bits}
+    options, name = form.options, source_name("verify_moe_qmm", form.mode)
 
     def inputs(rows: int) -> Callable[[int], Arrays]:
         def make(variant: int) -> Arrays:
             keys = mx.random.split(mx.random.key(variant), 3)
             weights = mx.random.normal((experts, columns, width), key=keys[0]).astype(dtype)
             shape = (rows, top_k, width) if per_slot else (rows, width)
-            x = _adversarial(mx.random.normal(shape, key=keys[1]), variant).astype(dtype)
+            x = adversarial(mx.random.normal(shape, key=keys[1]), variant).astype(dtype)
             ids = mx.argsort(mx.random.uniform(shape=(rows, experts), key=keys[2]), axis=-1)[:, :top_k]
             return [x, ids, *mx.quantize(weights, **options)]
 
@@ -108,15 +152,15 @@ def moe_cases(
 
     return [
         Case(
-            "verify_moe_qmm",
-            moe_shape(experts, top_k, columns, width, bits, group, per_slot),
-            _plain(dtype),
+            name,
+            moe_shape(experts, top_k, columns, width, form, per_slot),
+            plain(dtype),
             rows,
-            load("verify_moe_qmm").digest,
+            load(name).digest,
             inputs(rows),
             lambda *a: kernels.verify_moe_qmm(*a, **options),
             lambda *a: reference.verify_moe_qmm(*a, **options),
-            _on_cpu(lambda *a: reference.verify_moe_qmm(*a, **options)),
+            on_cpu(lambda *a: reference.verify_moe_qmm(*a, **options)),
             TOLERANCE[dtype],
             lambda x, ids, *packed: kernels.verify_moe_qmm(x[:1], ids[:1], *packed, **options),
         )
@@ -133,7 +177,7 @@ def attention_cases(
     def inputs(rows: int, context: int) -> Callable[[int], Arrays]:
         def make(variant: int) -> Arrays:
             keys = mx.random.split(mx.random.key(variant), 3)
-            q = _adversarial(mx.random.normal((1, heads, rows, dim), key=keys[0]), variant)
+            q = adversarial(mx.random.normal((1, heads, rows, dim), key=keys[0]), variant)
             k, v = (mx.random.normal((1, kv_heads, context, dim), key=n) for n in keys[1:])
             return [a.astype(dtype) for a in (q, k, v)]
 
@@ -147,13 +191,13 @@ def attention_cases(
         Case(
             "verify_attention",
             attention_shape(heads, kv_heads, dim, context),
-            _plain(dtype),
+            plain(dtype),
             rows,
             load("verify_attention").digest,
             inputs(rows, context),
             lambda *a: kernels.verify_attention(*a, scale=scale),
             lambda *a: reference.verify_attention(*a, scale=scale),
-            _on_cpu(lambda *a: reference.verify_attention(*a, scale=scale)),
+            on_cpu(lambda *a: reference.verify_attention(*a, scale=scale)),
             TOLERANCE[dtype],
             first_row,
         )
@@ -162,50 +206,59 @@ def attention_cases(
     ]
 
 
-def token_cases(kernels: Kernels, vocab: int, dtype: mx.Dtype) -> list[Case]:
-    """`draft_confidence` and `keyed_choice` (warm and greedy) over a vocabulary, all row counts."""
+def quantised_cases(
+    kernels: Kernels,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: mx.Dtype,
+    *,
+    group_size: int,
+    bits: int,
+    contexts: Sequence[int] = PROBED_CONTEXTS,
+) -> list[Case]:
+    """All row counts and context lengths of one attention shape over quantised keys and values."""
+    options: dict[str, Any] = {"scale": dim**-0.5, "group_size": group_size, "bits": bits}
 
-    def inputs(rows: int) -> Callable[[int], Arrays]:
-        return lambda variant: [(mx.random.normal((rows, vocab), key=mx.random.key(variant)) * 4).astype(dtype)]
+    def inputs(rows: int, context: int) -> Callable[[int], Arrays]:
+        def make(variant: int) -> Arrays:
+            keys = mx.random.split(mx.random.key(variant), 3)
+            q = adversarial(mx.random.normal((1, heads, rows, dim), key=keys[0]), variant).astype(dtype)
+            k, v = (mx.random.normal((1, kv_heads, context, dim), key=n).astype(dtype) for n in keys[1:])
+            return [q, *mx.quantize(k, group_size, bits), *mx.quantize(v, group_size, bits)]
 
-    shape, plain = f"vocab {vocab}", _plain(dtype)
-    found = []
-    for rows in PROBED_ROWS:
-        found.append(
-            Case(
-                "draft_confidence",
-                shape,
-                plain,
-                rows,
-                load("draft_confidence").digest,
-                inputs(rows),
-                lambda a: kernels.draft_confidence(a)[1],
-                lambda a: reference.draft_confidence(a)[1],
-                _on_cpu(lambda a: reference.draft_confidence(a)[1]),
-                1e-5,
-            )
+        return make
+
+    def ours(q: mx.array, *kv: mx.array) -> mx.array:
+        return kernels.verify_attention_quantised(q, (kv[0], kv[1], kv[2]), (kv[3], kv[4], kv[5]), **options)
+
+    def stock(q: mx.array, *kv: mx.array) -> mx.array:
+        return reference.verify_attention_quantised(q, (kv[0], kv[1], kv[2]), (kv[3], kv[4], kv[5]), **options)
+
+    def first_row(q: mx.array, *kv: mx.array) -> mx.array:
+        seen = kv[0].shape[2] - q.shape[2] + 1
+        return ours(q[:, :, :1], *(part[:, :, :seen] for part in kv))
+
+    return [
+        Case(
+            "verify_attention_quantised",
+            quantised_shape(heads, kv_heads, dim, context, group_size, bits),
+            plain(dtype),
+            rows,
+            load("verify_attention_quantised").digest,
+            inputs(rows, context),
+            ours,
+            stock,
+            on_cpu(stock),
+            TOLERANCE[dtype],
+            first_row,
         )
-        for name, temperature in (("greedy", 0.0), ("warm", 0.8)):
-            key: dict[str, Any] = {"temperature": temperature, "seed": 0x9E3779B97F4A7C15, "position": 1000}
-            found.append(
-                Case(
-                    "keyed_choice",
-                    f"{name} {shape}",
-                    plain,
-                    rows,
-                    load("keyed_choice").digest,
-                    inputs(rows),
-                    lambda a, key=key: kernels.keyed_choice(a, **key),
-                    lambda a, key=key: reference.keyed_choice(a, **key),
-                    _on_cpu(lambda a, key=key: reference.keyed_choice(a, **key)),
-                    1e-8,  # a token is right or wrong: below one id in any vocabulary
-                    lambda a, key=key: kernels.keyed_choice(a[:1], **key),
-                )
-            )
-    return found
+        for context in contexts
+        for rows in PROBED_ROWS
+    ]
 
 
-def _adversarial(x: mx.array, variant: int) -> mx.array:
+def adversarial(x: mx.array, variant: int) -> mx.array:
     """Variant 1 mixes magnitudes, variant 2 cancels; the others are left as they are."""
     if variant == 1:
         return x * mx.exp(3 * mx.sin(mx.arange(x.shape[-1], dtype=mx.float32)))
@@ -214,7 +267,7 @@ def _adversarial(x: mx.array, variant: int) -> mx.array:
     return x
 
 
-def _on_cpu(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def on_cpu(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """The stock op in float32 on the CPU, from the same values."""
 
     def run(*arrays: mx.array) -> mx.array:
@@ -224,5 +277,5 @@ def _on_cpu(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return run
 
 
-def _plain(dtype: mx.Dtype) -> str:
+def plain(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")

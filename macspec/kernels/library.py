@@ -7,14 +7,16 @@ that was not prepared is not used (in ``probe`` mode), so a round never waits fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from macspec.engine.memory import device_failure
 from macspec.kernels.calls import Kernels
-from macspec.kernels.probe import Case, Device, MlxDevice, probe
+from macspec.kernels.probe import MARGIN, Case, Device, MlxDevice, probe
 from macspec.kernels.verdicts import RIGHT, Outcome, Verdict, VerdictStore
 
 T = TypeVar("T")
@@ -59,15 +61,16 @@ class KernelLibrary:
         self._verdicts: dict[str, Verdict] = {}
         self._used: dict[str, bool] = {}
         self._ranking: dict[str, float] = {}
-        #: Cases asked for since the last `guard`, in order: the suspects when a round fails.
+        #: Cases whose results nobody has waited for, in order: the suspects when a round fails.
         self._active: dict[str, None] = {}
+        self._resting = False
         #: int32 [1] row count of the pass being built when its depth is decided on the device, None otherwise: rows
         #: from there on are not computed by the kernels, and what becomes of them is undefined.
         self.row_count: mx.array | None = None
 
     def uses(self, case: str) -> bool:
         """Whether the kernel runs for this case (`Case.name`); remembers that it did."""
-        if self.kernels is None:
+        if self.kernels is None or self._resting:
             return False
         used = self._used.get(case)
         if used is None:
@@ -108,20 +111,43 @@ class KernelLibrary:
                 self._decide(name, probe(case, self._device, self.box_s))
         self._select()
 
-    def guard(self, run: Callable[[], T], undo: Callable[[], None]) -> T:
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The cases that took part since the last `guard` began or `settle` was called."""
+        return tuple(self._active)
+
+    def settle(self) -> None:
+        """What was asked for has run: none of it can be to blame for a later failure."""
+        self._active.clear()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """No kernel takes part in what is built inside: a prompt's passes, which nobody could undo and repeat."""
+        before, self._resting = self._resting, True
+        try:
+            yield
+        finally:
+            self._resting = before
+
+    def guard(self, run: Callable[[], T], undo: Callable[[], None], suspects: Iterable[str] = ()) -> T:
         """Run a round and wait for it in ``run``; when kernels make it fail, disable them and run it again without.
 
         Args:
-            run: builds and evaluates the round. undo: puts caches back to where the round began.
+            run: builds and evaluates the round. undo: puts everything back to where the round began.
+            suspects: cases that took part in what ``run`` waits for, besides those it asks for itself.
 
         Raises:
-            RuntimeError: the failure, when no kernel took part or the second attempt fails too.
+            RuntimeError, ValueError: the failure, when no kernel took part or the second attempt fails too. MLX raises
+                the latter, too, when it evaluates: for a threadgroup the device refuses. Lack of memory and a device
+                that takes no more work are nobody's fault and always raised.
         """
-        self._active.clear()
+        self._active = dict.fromkeys(suspects)
         try:
             return run()
-        except RuntimeError as error:
-            if not self.disable_active(error):
+        except (RuntimeError, ValueError) as error:
+            failure = device_failure(error)
+            blameless = failure is not None and (failure.fatal or failure.memory)
+            if blameless or not self.disable_active(error):
                 raise
         undo()
         return run()
@@ -135,7 +161,7 @@ class KernelLibrary:
             reason = f"It failed in use: {(str(error).strip().splitlines() or [type(error).__name__])[0][:200]}"
             self._decide(name, Verdict(Outcome.FAILED, reason, case.digest if case else ""))
             self._used[name] = False
-        if names and self.exact:
+        if names:
             self._select()
         return names
 
@@ -174,17 +200,17 @@ class KernelLibrary:
 
     def _select(self) -> None:
         for name, case in self._cases.items():
-            verdict = self._verdicts.get(name)
-            if self.mode is Mode.FORCE:
-                self._used[name] = verdict is None or verdict.outcome not in (Outcome.FAILED, Outcome.CRASHED)
-            elif self.exact:
-                family = self._family(case)
-                self._used[name] = all(n in self._verdicts and self._verdicts[n].outcome in RIGHT for n in family)
-            else:
-                self._used[name] = verdict is not None and verdict.outcome is Outcome.WINS
-            rivals = self._family(case) if self.exact else [name]
-            ratios = [v.ratio for n in rivals if (v := self._verdicts.get(n)) is not None and v.ratio]
+            family = self._family(case) if self.exact or case.together else [name]
+            verdicts = [self._verdicts.get(member) for member in family]
+            ratios = [v.ratio for v in verdicts if v is not None and v.ratio]
             self._ranking[name] = sum(map(math.log, ratios)) / len(ratios) if ratios else 0.0
+            if self.mode is Mode.FORCE:
+                self._used[name] = not any(v and v.outcome in (Outcome.FAILED, Outcome.CRASHED) for v in verdicts)
+            elif self.exact or case.together:
+                right = all(v is not None and v.outcome in RIGHT for v in verdicts)
+                self._used[name] = right and (self.exact or self._ranking[name] >= math.log(MARGIN))
+            else:
+                self._used[name] = verdicts[0] is not None and verdicts[0].outcome is Outcome.WINS
 
 
 def kernels_here() -> Kernels | None:

@@ -7,7 +7,6 @@ rows of one sequence go to the kernel when the library uses it, everything else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -16,29 +15,25 @@ from mlx_lm.models import llama, qwen3, qwen3_moe, qwen3_next
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from macspec.kernels import cases
-from macspec.kernels.calls import AFFINE_BITS, GROUP_SIZES, HEAD_DIMS, MAX_ROWS
+from macspec.kernels.calls import HEAD_DIMS, KV_BITS, MAX_ROWS, Kernels, source_name, takes
 from macspec.kernels.library import KernelLibrary
 from macspec.kernels.probe import Case
+from macspec.kernels.replacement import Replacement, adopt_module, places
 
+#: Group size of quantised keys and values, that of `macspec.engine.caches.quantize_layers`.
+KV_GROUP = 64
+#: Matrices there are kernels for.
+QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 #: Attention classes whose arithmetic `VerifyAttention` follows.
 PLAIN_ATTENTION = (llama.Attention, qwen3.Attention, qwen3_moe.Attention)
 GATED_ATTENTION = (qwen3_next.Qwen3NextAttention,)
-
-
-def _adopt(new: nn.Module, old: nn.Module) -> None:
-    """Make ``new`` hold the arrays, children and plain attributes of ``old``."""
-    nn.Module.__init__(new)
-    for name, value in old.items():
-        new[name] = value
-    for name, value in vars(old).items():
-        object.__setattr__(new, name, value)
 
 
 class VerifyLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX is untyped
     """A quantised linear layer that verifies with `verify_qmm`."""
 
     def __init__(self, linear: nn.QuantizedLinear, library: KernelLibrary) -> None:
-        _adopt(self, linear)
+        adopt_module(self, linear)
         self._library = library
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -55,7 +50,7 @@ class VerifyEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]  # MLX is un
     """A quantised embedding whose tied output head verifies with `verify_qmm`."""
 
     def __init__(self, embedding: nn.QuantizedEmbedding, library: KernelLibrary) -> None:
-        _adopt(self, embedding)
+        adopt_module(self, embedding)
         self._library = library
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -70,7 +65,7 @@ class VerifySwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]  # mlx-lm
     """Quantised experts that verify with `verify_moe_qmm`, whether or not mlx-lm sorted the rows by expert."""
 
     def __init__(self, experts: QuantizedSwitchLinear, library: KernelLibrary, top_k: int, per_slot: bool) -> None:
-        _adopt(self, experts)
+        adopt_module(self, experts)
         self._library, self._top_k, self._per_slot = library, top_k, per_slot
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
@@ -79,29 +74,31 @@ class VerifySwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]  # mlx-lm
         width, columns = self.input_dims, self.output_dims
         if rest or not 0 < rows <= MAX_ROWS or not _uniform(self, x):
             return super().__call__(x, indices, sorted_indices)
-        shape = cases.moe_shape(
-            self.num_experts, self._top_k, columns, width, self.bits, self.group_size, self._per_slot
-        )
+        form = cases.Format.of(self)
+        shape = cases.moe_shape(self.num_experts, self._top_k, columns, width, form, self._per_slot)
         kernels = self._library.kernels
-        name = cases.case_name("verify_moe_qmm", shape, x.dtype, rows)
+        name = cases.case_name(source_name("verify_moe_qmm", self.mode), shape, x.dtype, rows)
         if kernels is None or not self._library.uses(name):
             return super().__call__(x, indices, sorted_indices)
-        flat = x.reshape(-1, width)
-        if flat.shape[0] == indices.size:  # one input per assignment
+        flat, count = x.reshape(-1, width), self._library.row_count
+        if flat.shape[0] == indices.size:  # one input per assignment, perhaps in the order of experts
             flat, ids = flat[:, None], indices.reshape(-1, 1)
+            count = None if count is None or sorted_indices else count * self._top_k
         else:
             ids = indices.reshape(rows, self._top_k)
-        packed = (self["weight"], self["scales"], self["biases"])
-        y = kernels.verify_moe_qmm(flat, ids, *packed, group_size=self.group_size, bits=self.bits, sharers=rows)
+        y = kernels.verify_moe_qmm(flat, ids, *_packed(self), **form.options, sharers=rows, rows=count)
         y = y.reshape(*indices.shape, 1, columns)
         return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
 
 
 class VerifyAttention(nn.Module):  # type: ignore[misc]  # MLX is untyped
-    """Attention of llama, qwen3, qwen3_moe, and the gated one of qwen3_next and qwen3_5, by `verify_attention`."""
+    """Attention of llama, qwen3, qwen3_moe, and the gated one of qwen3_next and qwen3_5, by `verify_attention`.
+
+    Over a quantised cache by `verify_attention_quantised`.
+    """
 
     def __init__(self, attention: nn.Module, library: KernelLibrary) -> None:
-        _adopt(self, attention)
+        adopt_module(self, attention)
         self._library = library
         self._gated = isinstance(attention, GATED_ATTENTION)
         #: A bound method, not a module: the original must not appear twice among the parameters.
@@ -112,7 +109,7 @@ class VerifyAttention(nn.Module):  # type: ignore[misc]  # MLX is untyped
         """``[1, L, hidden]`` to the same shape; the arithmetic of the original around another attention op."""
         batch, rows, _ = x.shape
         length = rows + (cache.offset if cache is not None and isinstance(cache.offset, int) else 0)
-        if not self._takes(x, mask, cache) or not self._library.uses(self._case(length, rows, x.dtype)):
+        if not self._takes(x, mask, cache) or not self._library.uses(self._case(length, rows, x.dtype, cache)):
             return self._stock(x, mask=mask, cache=cache)
         queries, gate = self.q_proj(x).reshape(batch, rows, self._heads, -1), None
         if self._gated:
@@ -130,97 +127,73 @@ class VerifyAttention(nn.Module):  # type: ignore[misc]  # MLX is untyped
             queries, keys = self.rope(queries), self.rope(keys)
         kernels = self._library.kernels
         assert kernels is not None  # `uses` is false without kernels
-        out = kernels.verify_attention(queries, keys, values, scale=self.scale, rows=self._library.row_count)
+        options = {"scale": self.scale, "rows": self._library.row_count}
+        if isinstance(keys, tuple | list):
+            options |= {"group_size": cache.group_size, "bits": cache.bits}
+            out = kernels.verify_attention_quantised(queries, tuple(keys), tuple(values), **options)
+        else:
+            out = kernels.verify_attention(queries, keys, values, **options)
         out = out.reshape(batch, rows, -1)
         return self.o_proj(out if gate is None else out * mx.sigmoid(gate))
 
-    def _case(self, length: int, rows: int, dtype: mx.Dtype) -> str:
-        dim = round(self.scale**-2)
-        return cases.case_name(
-            "verify_attention", cases.attention_shape(self._heads, self._kv_heads, dim, length), dtype, rows
-        )
+    def _case(self, length: int, rows: int, dtype: mx.Dtype, cache: Any) -> str:
+        sizes = (self._heads, self._kv_heads, round(self.scale**-2), length)
+        if hasattr(cache, "bits"):
+            shape = cases.quantised_shape(*sizes, cache.group_size, cache.bits)
+            return cases.case_name("verify_attention_quantised", shape, dtype, rows)
+        return cases.case_name("verify_attention", cases.attention_shape(*sizes), dtype, rows)
 
     def _takes(self, x: mx.array, mask: Any, cache: Any) -> bool:
         kernels = self._library.kernels
-        if kernels is None or x.shape[0] != 1 or x.shape[1] > MAX_ROWS or hasattr(cache, "bits"):
+        if kernels is None or x.shape[0] != 1 or x.shape[1] > MAX_ROWS:
+            return False
+        if hasattr(cache, "bits") and (cache.bits not in KV_BITS or round(self.scale**-2) % cache.group_size):
             return False
         threads = -(-x.shape[1] * (self._heads // self._kv_heads) // 8) * 32
         plain = isinstance(mask, str) and mask == "causal" or (mask is None and x.shape[1] == 1)
         return plain and threads <= kernels.max_threads and x.dtype in cases.TOLERANCE
 
 
-#: Where a module sits: the module, list or dict that holds it, and its name or index there.
-Place = tuple[Any, Any]
-
-
-class Replacement:
-    """The modules of one model that were replaced."""
-
-    def __init__(self, originals: list[tuple[Place, nn.Module]], wanted: list[Case]) -> None:
-        self._originals = originals
-        #: What the library should `prepare`.
-        self.cases = wanted
-
-    def __len__(self) -> int:
-        return len(self._originals)
-
-    def remove(self) -> None:
-        """Put the original modules back, last replaced first."""
-        for (holder, key), module in reversed(self._originals):
-            holder[key] = module
-        self._originals = []
-
-
-def install(model: nn.Module, library: KernelLibrary, *, attention: bool = True) -> Replacement:
+def install(model: nn.Module, library: KernelLibrary, *, kv_bits: int | None = None) -> Replacement:
     """Replace what the kernels can do in ``model``; nothing when the library has no kernels.
 
     Afterwards call ``library.prepare(replacement.cases)``. Layers with other formats or groups, and attention classes
     or head dimensions without a kernel, keep MLX's ops.
+
+    Args:
+        kv_bits: width of the keys and values the caches will hold; None: not quantised.
     """
-    kernels = library.kernels
-    originals: list[tuple[Place, nn.Module]] = []
-    wanted: dict[str, Case] = {}
+    kernels, replaced = library.kernels, Replacement()
     if kernels is None:
-        return Replacement(originals, [])
-
-    def replace(place: Place, old: nn.Module, new: nn.Module, found: list[Case]) -> None:
-        holder, key = place
-        holder[key] = new
-        originals.append((place, old))
-        wanted.update({case.name: case for case in found})
-
-    top_k = _top_k(model)
-    for place, module in list(_places(model)):
-        if type(module) is nn.QuantizedLinear and _affine(module):
-            width = module.scales.shape[1] * module.group_size
-            shape = (module.weight.shape[0], width, module.bits, module.group_size)
-            found = cases.qmm_cases(kernels, *shape, module.scales.dtype)
-            replace(place, module, VerifyLinear(module, library), found)
-        elif type(module) is nn.QuantizedEmbedding and _affine(module):
-            shape = (module.num_embeddings, module.dims, module.bits, module.group_size)
-            found = cases.qmm_cases(kernels, *shape, module.scales.dtype)
-            replace(place, module, VerifyEmbedding(module, library), found)
-        elif type(module) is QuantizedSwitchLinear and _affine(module) and top_k:
+        return replaced
+    top_k, dtype = _top_k(model), _activation_dtype(model)
+    for place, module in list(places(model)):
+        if type(module) in QUANTISED and _supported(module):
+            found = _matrix_cases(kernels, module, dtype)
+            kind = VerifyLinear if type(module) is nn.QuantizedLinear else VerifyEmbedding
+            replaced.put(place, module, kind(module, library), found)
+        elif type(module) is QuantizedSwitchLinear and _supported(module) and top_k:
             per_slot = place[1] == "down_proj"
-            size = (module.num_experts, top_k, module.output_dims, module.input_dims, module.bits, module.group_size)
-            found = cases.moe_cases(kernels, *size, module.scales.dtype, per_slot)
-            replace(place, module, VerifySwitchLinear(module, library, top_k, per_slot), found)
-    dtype = _activation_dtype(model)
-    for place, module in list(_places(model)) if attention else ():
+            size = (module.num_experts, top_k, module.output_dims, module.input_dims)
+            own = module.scales.dtype if module.mode == "affine" else dtype
+            found = cases.moe_cases(kernels, *size, cases.Format.of(module), own, per_slot)
+            replaced.put(place, module, VerifySwitchLinear(module, library, top_k, per_slot), found)
+    for place, module in list(places(model)):
         dim = round(module.scale**-2) if type(module) in PLAIN_ATTENTION + GATED_ATTENTION else 0
         if dim in HEAD_DIMS:
-            found = cases.attention_cases(kernels, *_head_counts(module), dim, dtype)
-            replace(place, module, VerifyAttention(module, library), found)
-    return Replacement(originals, list(wanted.values()))
+            sizes = (*_head_counts(module), dim, dtype)
+            if kv_bits is None:
+                found = cases.attention_cases(kernels, *sizes)
+            else:
+                found = cases.quantised_cases(kernels, *sizes, group_size=KV_GROUP, bits=kv_bits)
+            replaced.put(place, module, VerifyAttention(module, library), found)
+    return replaced
 
 
-def _places(holder: Any) -> Iterator[tuple[Place, Any]]:
-    """Every module below ``holder`` and where it sits."""
-    for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
-        if isinstance(value, nn.Module):
-            yield (holder, key), value
-        if isinstance(value, dict | list):
-            yield from _places(value)
+def _matrix_cases(kernels: Kernels, module: Any, dtype: mx.Dtype) -> list[Case]:
+    width = module.weight.shape[1] * 32 // module.bits
+    own = module.scales.dtype if module.mode == "affine" else dtype
+    return cases.qmm_cases(kernels, module.weight.shape[0], width, cases.Format.of(module), own)
 
 
 def _qmm(module: Any, library: KernelLibrary, x: mx.array) -> mx.array | None:
@@ -229,26 +202,30 @@ def _qmm(module: Any, library: KernelLibrary, x: mx.array) -> mx.array | None:
     rows = x.size // width
     if library.kernels is None or not 0 < rows <= MAX_ROWS or not _uniform(module, x):
         return None
-    columns = module["weight"].shape[0]
-    shape = cases.qmm_shape(columns, width, module.bits, module.group_size)
-    names = (cases.case_name(kernel, shape, x.dtype, rows) for kernel in ("verify_qmm", "verify_qmm_matrix"))
-    best = library.best(*names)
+    columns, form = module["weight"].shape[0], cases.Format.of(module)
+    shape = cases.qmm_shape(columns, width, form)
+    kinds = (source_name(kernel, form.mode) for kernel in ("verify_qmm", "verify_qmm_matrix"))
+    best = library.best(*(cases.case_name(kind, shape, x.dtype, rows) for kind in kinds))
     if best is None:
         return None
     call = (library.kernels.verify_qmm, library.kernels.verify_qmm_matrix)[best]
-    packed = (module["weight"], module["scales"], module["biases"])
-    form = {"group_size": module.group_size, "bits": module.bits}
-    y = call(x.reshape(rows, width), *packed, **form, rows=library.row_count)
+    y = call(x.reshape(rows, width), *_packed(module), **form.options, rows=library.row_count)
     return y.reshape(*x.shape[:-1], columns)
 
 
+def _packed(module: Any) -> list[mx.array]:
+    """The arrays of a quantised module as `mx.quantize` gives them."""
+    return [module[name] for name in ("weight", "scales", "biases") if name in module]
+
+
 def _uniform(module: Any, x: mx.array) -> bool:
-    return x.dtype in cases.TOLERANCE and x.dtype == module["scales"].dtype
+    return x.dtype in cases.TOLERANCE and (module.mode != "affine" or x.dtype == module["scales"].dtype)
 
 
-def _affine(module: Any) -> bool:
-    plain = module.mode == "affine" and module.get("biases") is not None
-    return plain and module.bits in AFFINE_BITS and module.group_size in GROUP_SIZES
+def _supported(module: Any) -> bool:
+    # Some nvfp4 checkpoints carry one more scale for the whole matrix; MLX's own op knows what to do with it.
+    scaled = getattr(module, "global_scale", None) is not None
+    return takes(module.group_size, module.bits, module.mode) and not scaled
 
 
 def _head_counts(attention: Any) -> tuple[int, int]:

@@ -31,6 +31,8 @@ class Case:
     reference: the same in float32 on the CPU, the truth both are judged by.
     first_row: the kernel run on the first row alone; its bits must equal those among many. None: not checked.
     tolerance: allowed error relative to the largest value of the reference.
+    together: the kernel runs for every row count or for none, because plain and speculative rounds must not mix it with
+        the stock op.
     """
 
     kernel: str
@@ -45,6 +47,7 @@ class Case:
     tolerance: float
     first_row: Callable[..., mx.array] | None = None
     variants: int = 3
+    together: bool = False
 
     @property
     def name(self) -> str:

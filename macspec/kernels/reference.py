@@ -5,9 +5,15 @@ Signatures are those of `macspec.kernels.calls.Kernels`, without the row count o
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import mlx.core as mx
+from mlx_lm.models.base import quantized_scaled_dot_product_attention
+from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops
 
 from macspec.engine.noise import keyed_gumbel
+from macspec.kernels.calls import Packed
 
 
 def draft_confidence(logits: mx.array) -> tuple[mx.array, mx.array]:
@@ -30,11 +36,12 @@ def keyed_choice(logits: mx.array, temperature: float, seed: int, position: int)
     return mx.argmax(x, axis=-1)
 
 
-def accept_prefix(draft: mx.array, choice: mx.array, depth: int, eos: mx.array) -> tuple[mx.array, mx.array]:
+def accept_prefix(draft: mx.array, choice: mx.array, depth: int | mx.array, eos: mx.array) -> tuple[mx.array, mx.array]:
     """Committed tokens int32 [R] padded with -1, and (accepted, committed, next anchor, ended) int32 [4]."""
     rows = mx.arange(choice.size)
-    equal = mx.cumprod((draft[:depth] == choice[:depth]).astype(mx.int32)) if depth else mx.zeros((1,), mx.int32)
-    accepted = mx.sum(equal)
+    length = min(draft.size, choice.size)
+    right = (draft[:length] == choice[:length]) & (rows[:length] < depth)
+    accepted = mx.sum(mx.cumprod(right.astype(mx.int32)))
     ends = mx.any((choice[:, None] == eos) & (eos >= 0), axis=-1) & (rows <= accepted)
     ending = mx.min(mx.where(ends, rows, choice.size))
     committed = mx.minimum(accepted, ending) + 1
@@ -43,18 +50,35 @@ def accept_prefix(draft: mx.array, choice: mx.array, depth: int, eos: mx.array) 
     return tokens, mx.stack([s.astype(mx.int32) for s in summary])
 
 
-def verify_qmm(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int) -> mx.array:
+def verify_qmm(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
+) -> mx.array:
     """``x [M, K]`` times the dequantised ``w [N, K]``, transposed: ``[M, N]``."""
-    return mx.quantized_matmul(x, w, scales, biases, transpose=True, group_size=group_size, bits=bits)
+    return mx.quantized_matmul(x, w, scales, biases, transpose=True, group_size=group_size, bits=bits, mode=mode)
 
 
 def verify_moe_qmm(
-    x: mx.array, ids: mx.array, w: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
+    x: mx.array,
+    ids: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
 ) -> mx.array:
     """Routed experts: ``ids [R, k]``; x ``[R, K]`` shared by the slots, or ``[R, k, K]``: ``[R, k, N]``."""
     rows = x[:, None, None, :] if x.ndim == 2 else x[:, :, None, :]
-    y = mx.gather_qmm(rows, w, scales, biases, rhs_indices=ids, transpose=True, group_size=group_size, bits=bits)
-    return y.squeeze(-2)
+    form: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
+    return mx.gather_qmm(rows, w, scales, biases, rhs_indices=ids, transpose=True, **form).squeeze(-2)
 
 
 def verify_attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, window: int = 0) -> mx.array:
@@ -66,12 +90,27 @@ def verify_attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, win
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask).swapaxes(1, 2)
 
 
+def verify_attention_quantised(
+    q: mx.array, k: Packed, v: Packed, *, scale: float, group_size: int, bits: int
+) -> mx.array:
+    """Causal attention of ``q [1, H, M, D]`` over packed keys and values: ``[1, M, H, D]``, as mlx-lm computes it."""
+    form: dict[str, Any] = {"group_size": group_size, "bits": bits}
+    out: mx.array = quantized_scaled_dot_product_attention(
+        copy.copy(q),
+        k,
+        v,
+        scale=scale,
+        mask="causal",
+        **form,  # it scales its queries in place
+    )
+    return out.swapaxes(1, 2)
+
+
 def recurrent_replay(k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array, accepted: int) -> mx.array:
     """GatedDeltaNet state after ``accepted`` rows; shapes in ``recurrent_replay.metal``."""
-    from mlx_lm.models.gated_delta import gated_delta_ops
-
     if accepted == 0:
         return state
     k, v, g, beta = (a[:, :accepted] for a in (k, v, g, beta))
-    new: mx.array = gated_delta_ops(mx.zeros_like(k), k, v, g, beta, state)[1]
+    fused = mx.default_device() == mx.gpu and mx.metal.is_available() and k.shape[-1] % 32 == 0
+    new: mx.array = (gated_delta_kernel if fused else gated_delta_ops)(mx.zeros_like(k), k, v, g, beta, state)[1]
     return new

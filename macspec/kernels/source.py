@@ -2,7 +2,8 @@
 
 A file is a contract comment, directives (``//@ inputs a b``, ``outputs``, ``template``, optionally ``strided``), and
 two parts introduced by ``//@ header`` and ``//@ body``. MLX looks for shape and attribute names in the body only, so
-the contract may mention anything.
+the contract may mention anything. ``//@ body other`` takes the body of another kernel, compiled under this header, and
+``//@ header other`` its header.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ NAMES = (
     "keyed_choice",
     "accept_prefix",
     "verify_qmm",
+    "verify_qmm_fp",
     "verify_qmm_matrix",
+    "verify_qmm_matrix_fp",
     "verify_moe_qmm",
+    "verify_moe_qmm_fp",
     "verify_attention",
+    "verify_attention_quantised",
     "verify_attention_merge",
     "recurrent_replay",
 )
@@ -57,6 +62,7 @@ def parse(name: str, text: str) -> KernelSource:
         word, *rest = line[4:].split()
         if word in ("header", "body"):
             part = word
+            parts[part] += [getattr(load(other), part) for other in rest]
         elif word in ("inputs", "outputs", "template", "strided"):
             directives[word] = tuple(rest)
         else:

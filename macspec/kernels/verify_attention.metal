@@ -23,14 +23,15 @@
 //@ strided
 //@ header
 #include <metal_simdgroup_matrix>
+#define TILED T
 //@ body
   constexpr int TILE = 32;                        // keys per step: one tile in threadgroup memory, keys first, then values
-  constexpr int PAD = sizeof(T) == 2 ? 8 : 0;     // spreads the columns over memory banks where there is room
+  constexpr int PAD = sizeof(TILED) == 2 ? 8 : 0;  // spreads the columns over memory banks where there is room
   constexpr int LINE = D + PAD;
   constexpr int FRAGMENTS = D / 8, KEYS = TILE / 8;
   constexpr float hidden = -1e30f;
-  threadgroup uint2 storage[TILE * LINE * int(sizeof(T)) / 8];  // declared by its widest access, for the alignment
-  threadgroup T* tile = (threadgroup T*)storage;
+  threadgroup uint2 storage[TILE * LINE * int(sizeof(TILED)) / 8];  // declared by its widest access, for the alignment
+  threadgroup TILED* tile = (threadgroup TILED*)storage;
 
   uint lane = thread_index_in_simdgroup, group = simdgroup_index_in_threadgroup, thread_index = thread_index_in_threadgroup;
   uint threads = threads_per_threadgroup.x;
@@ -62,15 +63,32 @@
   int begin = (bounds[0] + part) * SPLIT, end = metal::min(begin + SPLIT, L - M + count);
   if (window > 0) begin = metal::max(begin, (L - M - window + 1) / TILE * TILE);  // tiles no row can see
   for (int first = begin; first < end; first += TILE) {
-    // Bytes are copied eight at a time; keys past the end become zeros, so that 0 * value stays 0.
+    // Keys past the end become zeros, so that 0 * value stays 0.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#ifdef QUANTISED
+    // One packed word at a time; neighbouring threads share a scale.
+    constexpr int WORDS = D * BITS / 32, PER_WORD = 32 / BITS;
+    for (int c = thread_index; c < TILE * WORDS; c += threads) {
+      int key = c / WORDS, word = c % WORDS, g = word * PER_WORD / GROUP;
+      bool real = first + key < end;
+      uint row_at = uint(first + key), head_at = uint(kv_head);
+      uint packed = real ? k[head_at * uint(k_strides[1]) + row_at * uint(k_strides[2]) + word] : 0u;
+      float s = real ? float(k_scales[head_at * uint(k_scales_strides[1]) + row_at * uint(k_scales_strides[2]) + g]) : 0.0f;
+      float b = real ? float(k_biases[head_at * uint(k_biases_strides[1]) + row_at * uint(k_biases_strides[2]) + g]) : 0.0f;
+      #pragma clang loop unroll(full)
+      for (int j = 0; j < PER_WORD; j++)
+        tile[key * LINE + word * PER_WORD + j] = metal::fma(s, float((packed >> (j * BITS)) & ((1u << BITS) - 1u)), b);
+    }
+#else
+    // Bytes are copied eight at a time.
     constexpr int CHUNKS = D * int(sizeof(T)) / 8;
     constexpr int TO_LINE = LINE * int(sizeof(T)) / 8;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int c = thread_index; c < TILE * CHUNKS; c += threads) {
       int key = c / CHUNKS, chunk = c % CHUNKS;
       uint at = uint(kv_head) * uint(k_strides[1]) + uint(first + key) * uint(k_strides[2]);
       storage[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(k + at))[chunk] : uint2(0u);
     }
+#endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     simdgroup_matrix<float, 8, 8> scores[KEYS];
@@ -124,11 +142,25 @@
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+#ifdef QUANTISED
+    for (int c = thread_index; c < TILE * WORDS; c += threads) {
+      int key = c / WORDS, word = c % WORDS, g = word * PER_WORD / GROUP;
+      bool real = first + key < end;
+      uint row_at = uint(first + key), head_at = uint(kv_head);
+      uint packed = real ? v[head_at * uint(v_strides[1]) + row_at * uint(v_strides[2]) + word] : 0u;
+      float s = real ? float(v_scales[head_at * uint(v_scales_strides[1]) + row_at * uint(v_scales_strides[2]) + g]) : 0.0f;
+      float b = real ? float(v_biases[head_at * uint(v_biases_strides[1]) + row_at * uint(v_biases_strides[2]) + g]) : 0.0f;
+      #pragma clang loop unroll(full)
+      for (int j = 0; j < PER_WORD; j++)
+        tile[key * LINE + word * PER_WORD + j] = metal::fma(s, float((packed >> (j * BITS)) & ((1u << BITS) - 1u)), b);
+    }
+#else
     for (int c = thread_index; c < TILE * CHUNKS; c += threads) {
       int key = c / CHUNKS, chunk = c % CHUNKS;
       uint at = uint(kv_head) * uint(v_strides[1]) + uint(first + key) * uint(v_strides[2]);
       storage[key * TO_LINE + chunk] = first + key < end ? ((const device uint2*)(v + at))[chunk] : uint2(0u);
     }
+#endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (busy) {
       #pragma clang loop unroll(full)

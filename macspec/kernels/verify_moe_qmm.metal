@@ -15,11 +15,12 @@
 //@ outputs y
 //@ template T BITS GROUP ROWS TOPK PER_SLOT
 //@ header
-template <int BITS> inline float unpack(uint low, uint high, uint shift) {
+template <int BITS> inline uint unpack(uint low, uint high, uint shift) {
   uint q = low >> shift;
   if (shift + BITS > 32) q |= high << (32 - shift);
-  return float(q & ((1u << BITS) - 1u));
+  return q & ((1u << BITS) - 1u);
 }
+#define VALUE(code) float(code)
 //@ body
   constexpr int OUTPUTS = 4;
   constexpr int STEP = BITS == 8 ? 8 : (BITS == 3 || BITS == 5) ? 32 : 16;
@@ -58,7 +59,7 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
     member[m] = uint(m) < count ? shared_member[m] : 0u;
     source[m] = (PER_SLOT ? member[m] : member[m] / TOPK) * K;
   }
-  uint row_words = K / 32 * BITS, row_groups = K / GROUP;
+  uint row_words = K * BITS / 32, row_groups = K / GROUP;
   float sum[OUTPUTS][ROWS];
   #pragma clang loop unroll(full)
   for (int o = 0; o < OUTPUTS; o++)
@@ -76,8 +77,13 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
       for (int i = 0; i < WORDS; i++) packed[o][i] = real ? w[column * row_words + step * WORDS + i] : 0u;
       packed[o][WORDS] = 0u;
       uint g = column * row_groups + step * STEP / GROUP;
+#ifdef FLOATS
+      scale[o] = real ? float_scale<FORMAT>(scales[g]) : 0.0f;
+      bias[o] = 0.0f;
+#else
       scale[o] = real ? float(scales[g]) : 0.0f;
       bias[o] = real ? float(biases[g]) : 0.0f;
+#endif
     }
     #pragma clang loop unroll(full)
     for (int part = 0; part < STEP; part += 8) {
@@ -87,7 +93,8 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
         #pragma clang loop unroll(full)
         for (int j = 0; j < 8; j++) {
           int bit = (part + j) * BITS;
-          weight[o][j] = metal::fma(scale[o], unpack<BITS>(packed[o][bit / 32], packed[o][bit / 32 + 1], bit % 32), bias[o]);
+          uint code = unpack<BITS>(packed[o][bit / 32], packed[o][bit / 32 + 1], bit % 32);
+          weight[o][j] = metal::fma(scale[o], VALUE(code), bias[o]);
         }
       }
       #pragma clang loop unroll(full)

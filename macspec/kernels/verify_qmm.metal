@@ -19,11 +19,12 @@
 //@ template T BITS GROUP ROWS
 //@ header
 // Value j of a packed run: bits [j * BITS, (j + 1) * BITS) of a little-endian stream; it may cross a word.
-template <int BITS> inline float unpack(uint low, uint high, uint shift) {
+template <int BITS> inline uint unpack(uint low, uint high, uint shift) {
   uint q = low >> shift;
   if (shift + BITS > 32) q |= high << (32 - shift);
-  return float(q & ((1u << BITS) - 1u));
+  return q & ((1u << BITS) - 1u);
 }
+#define VALUE(code) float(code)
 //@ body
   constexpr int OUTPUTS = 4;
   // Values one lane takes per step: whole words, and never more than a group.
@@ -32,7 +33,7 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
   uint M = x_shape[0], K = x_shape[1], N = w_shape[0], lane = thread_index_in_simdgroup;
   uint count = metal::min(uint(metal::max(rows[0], 0)), M);
   uint first = (threadgroup_position_in_grid.x * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup) * OUTPUTS;
-  uint row_words = K / 32 * BITS, row_groups = K / GROUP;
+  uint row_words = K * BITS / 32, row_groups = K / GROUP;
 
   float sum[OUTPUTS][ROWS];
   #pragma clang loop unroll(full)
@@ -50,8 +51,13 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
       for (int i = 0; i < WORDS; i++) packed[o][i] = real ? w[(first + o) * row_words + step * WORDS + i] : 0u;
       packed[o][WORDS] = 0u;
       uint g = (first + o) * row_groups + step * STEP / GROUP;
+#ifdef FLOATS
+      scale[o] = real ? float_scale<FORMAT>(scales[g]) : 0.0f;
+      bias[o] = 0.0f;
+#else
       scale[o] = real ? float(scales[g]) : 0.0f;
       bias[o] = real ? float(biases[g]) : 0.0f;
+#endif
     }
     // Eight values at a time, so that few weights are in registers at once.
     #pragma clang loop unroll(full)
@@ -62,7 +68,8 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
         #pragma clang loop unroll(full)
         for (int j = 0; j < 8; j++) {
           int bit = (part + j) * BITS;
-          weight[o][j] = metal::fma(scale[o], unpack<BITS>(packed[o][bit / 32], packed[o][bit / 32 + 1], bit % 32), bias[o]);
+          uint code = unpack<BITS>(packed[o][bit / 32], packed[o][bit / 32 + 1], bit % 32);
+          weight[o][j] = metal::fma(scale[o], VALUE(code), bias[o]);
         }
       }
       #pragma clang loop unroll(full)

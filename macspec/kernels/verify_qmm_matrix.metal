@@ -21,11 +21,12 @@
 //@ template T BITS GROUP TILES
 //@ header
 #include <metal_simdgroup_matrix>
-template <int BITS> inline float unpack(uint low, uint high, uint shift) {
+template <int BITS> inline uint unpack(uint low, uint high, uint shift) {
   uint q = low >> shift;
   if (shift + BITS > 32) q |= high << (32 - shift);
-  return float(q & ((1u << BITS) - 1u));
+  return q & ((1u << BITS) - 1u);
 }
+#define VALUE(code) float(code)
 //@ body
   constexpr int BLOCKS = 2, PARTS = 4;            // 8-column blocks per simdgroup, simdgroups sharing K
   // Values of one column that a lane takes per step: whole words, and never more than a group.
@@ -35,7 +36,7 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
   uint M = x_shape[0], K = x_shape[1], N = w_shape[0], lane = thread_index_in_simdgroup, part = simdgroup_index_in_threadgroup;
   uint count = metal::min(uint(metal::max(rows[0], 0)), M), chunks = K / CHUNK;
   uint first = threadgroup_position_in_grid.x * (BLOCKS * 8);
-  uint row_words = K / 32 * BITS, row_groups = K / GROUP;
+  uint row_words = K * BITS / 32, row_groups = K / GROUP;
 
   // This lane's place in an 8x8 matrix: one row, two neighbouring columns.
   uint quarter = lane / 4, row = (quarter & 4) + ((lane / 2) % 4), column = (quarter & 2) * 2 + (lane % 2) * 2;
@@ -62,8 +63,13 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
       for (int i = 0; i < WORDS; i++) packed[b][i] = real ? w[n * row_words + chunk * WORDS + i] : 0u;
       packed[b][WORDS] = 0u;
       uint g = n * row_groups + chunk * CHUNK / GROUP;
+#ifdef FLOATS
+      scale[b] = real ? float_scale<FORMAT>(scales[g]) : 0.0f;
+      bias[b] = 0.0f;
+#else
       scale[b] = real ? float(scales[g]) : 0.0f;
       bias[b] = real ? float(biases[g]) : 0.0f;
+#endif
     }
     #pragma clang loop unroll(full)
     for (int j = 0; j < CHUNK; j += 2) {
@@ -83,8 +89,8 @@ template <int BITS> inline float unpack(uint low, uint high, uint shift) {
         #pragma clang loop unroll(full)
         for (int e = 0; e < 2; e++) {
           int bit = (j + e) * BITS;
-          weights.thread_elements()[e] =
-              metal::fma(scale[b], unpack<BITS>(packed[b][bit / 32], packed[b][bit / 32 + 1], bit % 32), bias[b]);
+          uint code = unpack<BITS>(packed[b][bit / 32], packed[b][bit / 32 + 1], bit % 32);
+          weights.thread_elements()[e] = metal::fma(scale[b], VALUE(code), bias[b]);
         }
         #pragma clang loop unroll(full)
         for (int t = 0; t < TILES; t++) {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from macspec.scheduler.cost import CostModel
 from macspec.scheduler.depth import RateMeter, best_depth, is_flat
 from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
 from macspec.scheduler.parking import Mode, Parking
+from macspec.scheduler.plan import DepthPlan
 from macspec.scheduler.survival import SurvivalModel
 
 #: Gives the survival table of a kind of proposer.
@@ -87,6 +89,22 @@ class RatePolicy:
         if self.parking.mode is Mode.PROBE:
             why = "probe"
         return Decision(depth, f"{why} (rate {1000.0 * rate:.1f}/s)", tokens, ms + fixed)
+
+    def plan(self, state: RoundState) -> DepthPlan | None:
+        """What `choose` will decide for this state and ``state.max_depth`` drafted slots, as numbers."""
+        cost = self.cost
+        limit = min(state.max_depth, cost.max_depth)
+        if limit <= 0:
+            return None
+        verify = cost.verify_curve(state.context)
+        draft_ms = cost.draft_ms(state.context)
+        replay = cost.ladder.replay
+        if is_flat(verify[: limit + 1]) and not replay:
+            return DepthPlan.fixed(limit, draft_ms)
+        plain_rate = 1.0 / cost.plain_ms(state.context)
+        rate = self._meter.rate(plain_rate, max(plain_rate, self._best_rate(verify, limit)))
+        price, again = [rate * ms for ms in verify], [rate * ms for ms in replay]
+        return replace(self.table(state.source).plan(limit, state.temperature, price, again), draft_ms=draft_ms)
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.cost.observe(outcome)

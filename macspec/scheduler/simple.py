@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
+from macspec.scheduler.plan import DepthPlan
 
 
 class FixedPolicy:
@@ -23,6 +24,10 @@ class FixedPolicy:
 
     def choose(self, state: RoundState) -> Decision:
         return Decision(min(self.depth, state.max_depth), self._reason)
+
+    def plan(self, state: RoundState) -> DepthPlan | None:
+        """The number, before the draft is known."""
+        return DepthPlan.fixed(min(self.depth, state.max_depth))
 
     def observe(self, outcome: RoundOutcome) -> None:
         """A fixed depth learns nothing."""
@@ -51,6 +56,10 @@ class FullPolicy:
 
     def choose(self, state: RoundState) -> Decision:
         return Decision(state.max_depth, "full block")
+
+    def plan(self, state: RoundState) -> DepthPlan | None:
+        """All of them, before the draft is known."""
+        return DepthPlan.fixed(state.max_depth)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """A fixed depth learns nothing."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from macspec.errors import MacspecError
 from macspec.scheduler.interface import RoundOutcome, SlotConfidence
+from macspec.scheduler.plan import DepthPlan
 
 #: Upper edges of the confidence bins but the last; finer where drafters crowd.
 EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.97, 0.99, 0.998)
@@ -130,6 +131,24 @@ class SurvivalModel:
             alive *= chance
             result.append(alive)
         return result
+
+    def plan(self, slots: int, temperature: float, price: Sequence[float], again: Sequence[float] = ()) -> DepthPlan:
+        """`conditionals` of the first ``slots`` slots as numbers, with what depths cost; see `DepthPlan`."""
+        base = bisect_right(TEMPERATURES, temperature) * GROUPS * BINS
+        rows = [base + (GROUP_OF_SLOT[slot] if slot < 8 else 5) * BINS for slot in range(slots)]
+        for cell in {row + column for row in rows for column in range(BINS)}:
+            if self._fitted[cell] != self._fits:
+                self._refresh(cell)
+        return DepthPlan(
+            price=tuple(price[: slots + 1]),
+            edges=EDGES,
+            mids=_MIDS,
+            logits=tuple(tuple(self._logits[row : row + BINS]) for row in rows),
+            slope=self._slope,
+            bias=self.bias,
+            bound=LOGIT_BOUND,
+            again=tuple(again),
+        )
 
     def _score(self, base: int, slot: int, probability: float) -> tuple[int, float]:
         """Cell and logit of a slot."""

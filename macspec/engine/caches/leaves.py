@@ -66,6 +66,10 @@ class Leaf:
         """Forget positions from ``length`` on. A recurrent leaf goes back to ``mark`` whatever ``length`` is."""
         raise NotImplementedError
 
+    def clear(self) -> None:
+        """Forget everything: the leaf as it was made."""
+        raise NotImplementedError
+
     def lowest(self) -> int:
         """The smallest length `rewind` can reach without a snapshot."""
         return 0
@@ -112,6 +116,10 @@ class KeyValueLeaf(Leaf):
 
     def rewind(self, length: int, mark: Any) -> None:
         self.cache.offset = length
+
+    def clear(self) -> None:
+        self.cache.keys = self.cache.values = None
+        self.cache.offset = 0
 
     def _map(self, change: Any) -> None:
         for name in ("keys", "values"):
@@ -166,6 +174,9 @@ class WindowLeaf(Leaf):
             raise CacheStateError(f"a window cache cannot go back from {self.cache.offset} to {length} positions")
         self.cache.rewind(length)
 
+    def clear(self) -> None:
+        self.restore((None, None, 0), 0)
+
     def lowest(self) -> int:
         return self.cache.lowest()
 
@@ -216,6 +227,9 @@ class ChunkedLeaf(KeyValueLeaf):
         if length < self.cache.start_position:
             raise CacheStateError(f"a chunked cache has dropped position {length}")
         self.cache.offset = length
+
+    def clear(self) -> None:
+        self.restore((None, None, 0), 0)
 
     def lowest(self) -> int:
         # The model drops from the front only what lies more than a chunk behind the newest row it keeps.
@@ -273,9 +287,29 @@ class ConcatenateLeaf(KeyValueLeaf):
 
 
 class RecurrentLeaf(Leaf):
-    """`ArraysCache`: linear attention, state-space and short-convolution layers keep one state for all positions."""
+    """`ArraysCache`: linear attention, state-space and short-convolution layers keep one state for all positions.
+
+    A layer may leave a record of its pass in the cache (``cache.record``, see `macspec.kernels.replay`): with it the
+    leaf can keep the first rows of the pass. A record is good until the transaction ends.
+    """
 
     recurrent = True
+
+    def resumable(self, rows: int) -> bool:
+        """Whether a pass of ``rows`` rows left a record."""
+        record = getattr(self.cache, "record", None)
+        return record is not None and record.rows == rows
+
+    def resume(self, accepted: int) -> None:
+        """Go to the state after the first ``accepted`` rows of the recorded pass."""
+        self.cache.cache = self.cache.record.after(accepted)
+
+    def close(self) -> None:
+        """Drop the record."""
+        self.cache.record = None
+
+    def clear(self) -> None:
+        self.cache.cache = [None] * len(self.cache.cache)
 
     def length(self) -> int | None:
         return None

@@ -12,7 +12,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from macspec.engine.caches.leaves import CacheStateError, Leaf, adopt, leaves, rebuild, refusal
+from macspec.engine.caches.leaves import (
+    CacheStateError,
+    Leaf,
+    RecurrentLeaf,
+    adopt,
+    leaves,
+    rebuild,
+    refusal,
+)
 from macspec.errors import ModelLoadError
 
 
@@ -148,8 +156,8 @@ class TargetCache:
 
         Args:
             replay: runs its argument's number of first rows through the target on ``self.layers`` again. Called only
-                when a recurrent layer has to forget some rows but not all; the caches are as before `begin` then. It
-                overwrites what the target remembers of its last pass, taps included.
+                when a recurrent layer without a record of the pass has to forget some rows but not all; the caches are
+                as before `begin` then. It overwrites what the target remembers of its last pass, taps included.
 
         Raises:
             CacheStateError: the pass did not add the announced rows to every layer. The caches are as before `begin`.
@@ -161,7 +169,9 @@ class TargetCache:
             raise ValueError(f"cannot keep {accepted} of {rows} rows")
         try:
             self._expect(start + rows)
-            if accepted < rows and accepted > 0 and self.recurrent:
+            if 0 < accepted < rows and self._resumable(rows):
+                self._resume(start, accepted)
+            elif 0 < accepted < rows and self.recurrent:
                 if replay is None:
                     raise ValueError("a model with recurrent layers needs replay to keep part of a pass")
                 self._rewind(start)
@@ -186,6 +196,13 @@ class TargetCache:
                 raise
             finally:
                 self._close()
+
+    def clear(self) -> None:
+        """Forget everything, whatever was under way: the caches as they were made."""
+        self._close()
+        for leaf in self._leaves:
+            leaf.clear()
+        self._length = 0
 
     def abandon(self) -> None:
         """Declare the caches lost, after a device failure: every later transaction is refused."""
@@ -287,8 +304,23 @@ class TargetCache:
         for leaf, mark in zip(self._leaves, self._marks, strict=True):
             leaf.rewind(length, mark)
 
+    def _resumable(self, rows: int) -> bool:
+        """Whether there are recurrent layers and each has a record of a pass of ``rows`` rows."""
+        recurrent = [leaf for leaf in self._leaves if isinstance(leaf, RecurrentLeaf)]
+        return bool(recurrent) and all(leaf.resumable(rows) for leaf in recurrent)
+
+    def _resume(self, start: int, accepted: int) -> None:
+        for leaf, mark in zip(self._leaves, self._marks, strict=True):
+            if isinstance(leaf, RecurrentLeaf):
+                leaf.resume(accepted)
+            else:
+                leaf.rewind(start + accepted, mark)
+
     def _close(self) -> None:
         self._rows, self._marks = None, []
+        for leaf in self._leaves:
+            if isinstance(leaf, RecurrentLeaf):
+                leaf.close()
 
     def _settled(self) -> None:
         if self._broken:

@@ -12,7 +12,7 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from macspec_models.drafters.confidence import choose, confidence
+from macspec_models.drafters.confidence import Reading, choose, confidence, read
 from macspec_models.drafters.context import BlockContext
 from macspec_models.drafters.dflash import DFlashNetwork
 from macspec_models.drafters.head import DraftHead
@@ -40,6 +40,8 @@ class DFlashDrafter:
         self.folder: Path | None = None
         #: Makes ``DraftBlock.features`` of hidden states and scores; set by whoever reads them.
         self.feature_map: Callable[[mx.array, mx.array], mx.array] | None = None
+        #: How scores without noise are read; set by whoever has a faster way to the same values.
+        self.reading: Reading = read
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -109,6 +111,10 @@ class DFlashDrafter:
     def propose(self, hidden: mx.array, anchor: int, noise: mx.array | None) -> DraftBlock:
         """Turn hidden states ``[k, D]`` into draft tokens; ``noise [k, vocab]`` couples them to the target's choice."""
         scores, noise = self.scores(hidden), self.head.columns(noise)
-        rows = choose(scores, noise)
+        if noise is None:
+            rows, table = self.reading(scores)
+        else:
+            rows = choose(scores, noise)
+            table = confidence(scores, rows, noise)
         features = None if self.feature_map is None else self.feature_map(hidden, scores)
-        return DraftBlock(self.head.tokens(rows), confidence(scores, rows, noise), features=features)
+        return DraftBlock(self.head.tokens(rows), table, features=features)

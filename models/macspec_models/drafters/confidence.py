@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
+
+#: Turns scores ``[k, vocab]`` into the best of every row, int32 ``[k]``, and its `confidence`.
+Reading = Callable[[mx.array], tuple[mx.array, mx.array]]
+
+
+def read(scores: mx.array) -> tuple[mx.array, mx.array]:
+    """`choose` and `confidence` of a draft without noise."""
+    rows = choose(scores)
+    return rows, confidence(scores, rows)
 
 
 def choose(scores: mx.array, noise: mx.array | None = None) -> mx.array:

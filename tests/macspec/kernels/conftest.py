@@ -12,6 +12,7 @@ import pytest
 import macspec  # noqa: F401  loads the fast BLAS before any test imports MLX
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "metal"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from metalcpu import metal_kernel, options
 

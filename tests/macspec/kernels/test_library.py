@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from metalcpu import metal_kernel, options
 
-from macspec.kernels import cases
+from macspec.kernels import cases, round_cases
 from macspec.kernels.calls import Kernels
 from macspec.kernels.library import KernelLibrary, kernels_here, library_here
 from macspec.kernels.probe import Case, MlxDevice
@@ -274,10 +274,15 @@ def test_real_cases_pass_on_the_executor():
     kernels = Kernels(metal_kernel)
     chosen = KernelLibrary("probe", kernels, device=Executor(), box_s=1e6, budget_s=1e6)
     wanted = [
-        *cases.qmm_cases(kernels, 12, 128, 4, 64, mx.bfloat16)[2::10],
-        *cases.moe_cases(kernels, 4, 2, 12, 64, 4, 64, mx.bfloat16, True)[2:3],
-        *cases.token_cases(kernels, 700, mx.bfloat16)[3:6],
+        *cases.qmm_cases(kernels, 12, 128, cases.Format(64, 4), mx.bfloat16)[2::10],
+        *cases.qmm_cases(kernels, 12, 128, cases.Format(16, 4, "nvfp4"), mx.bfloat16)[2::10],
+        *cases.moe_cases(kernels, 4, 2, 12, 64, cases.Format(64, 4), mx.bfloat16, True)[2:3],
+        *cases.moe_cases(kernels, 4, 2, 12, 64, cases.Format(32, 4, "mxfp4"), mx.bfloat16, False)[2:3],
+        *round_cases.choice_cases(kernels, 700, mx.bfloat16)[2::10],
+        *round_cases.confidence_cases(kernels, 700)[2:3],
+        *round_cases.replay_cases(kernels, 1, 2, 4, 32, mx.bfloat16)[2:3],
         *cases.attention_cases(kernels, 4, 2, 64, mx.bfloat16, contexts=(70,))[2:3],
+        *cases.quantised_cases(kernels, 4, 2, 64, mx.bfloat16, group_size=64, bits=8, contexts=(70,))[2:3],
     ]
     with options(require_outputs=False):
         chosen.prepare(wanted)

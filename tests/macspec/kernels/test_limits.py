@@ -9,7 +9,7 @@ from metalcpu.translate import Argument
 
 from macspec.kernels.source import NAMES, load, parse
 
-F, U, I32 = mx.bfloat16, mx.uint32, mx.int32
+F, U, I32, U8 = mx.bfloat16, mx.uint32, mx.int32, mx.uint8
 #: Per kernel: template, and per array (type, dimensions, elements). Elements below 8 put an input into constant memory.
 SIGNATURES = {
     "draft_confidence": ([("T", F)], [(F, 2, 99), (I32, 1, 1)], [(U, 1, 9), (mx.float32, 2, 9)]),
@@ -24,6 +24,27 @@ SIGNATURES = {
         [("T", F), ("BITS", 3), ("GROUP", 64), ("TILES", 2)],
         [(F, 2, 64), (U, 2, 4), (F, 2, 4), (F, 2, 4), (I32, 1, 1)],
         [(F, 2, 99)],
+    ),
+    "verify_qmm_fp": (
+        [("T", F), ("BITS", 4), ("GROUP", 16), ("ROWS", 8), ("FORMAT", 2)],
+        [(F, 2, 64), (U, 2, 99), (U8, 2, 99), (I32, 1, 1)],
+        [(F, 2, 99)],
+    ),
+    "verify_qmm_matrix_fp": (
+        [("T", F), ("BITS", 8), ("GROUP", 32), ("TILES", 2), ("FORMAT", 1)],
+        [(F, 2, 64), (U, 2, 4), (U8, 2, 4), (I32, 1, 1)],
+        [(F, 2, 99)],
+    ),
+    "verify_moe_qmm_fp": (
+        [("T", F), ("BITS", 4), ("GROUP", 32), ("ROWS", 8), ("TOPK", 2), ("PER_SLOT", True), ("FORMAT", 0)],
+        [(F, 2, 64), (U, 1, 2), (U, 3, 99), (U8, 3, 99), (I32, 1, 1)],
+        [(F, 3, 99)],
+    ),
+    "verify_attention_quantised": (
+        [("T", F), ("D", 128), ("SPLIT", 512), ("BITS", 8), ("GROUP", 64)],
+        [(F, 4, 99), (U, 4, 99), (F, 4, 99), (F, 4, 99), (U, 4, 99), (F, 4, 4), (F, 4, 4)]
+        + [(I32, 1, 1), (I32, 1, 2), (mx.float32, 1, 1)],
+        [(mx.float32, 4, 99), (mx.float32, 4, 99)],
     ),
     "verify_moe_qmm": (
         [("T", F), ("BITS", 4), ("GROUP", 64), ("ROWS", 8), ("TOPK", 2), ("PER_SLOT", False)],
@@ -60,9 +81,12 @@ def test_every_kernel_states_its_contract_and_uses_safe_constructs(name):
     assert len(source.contract) > 300 and "launch" in source.contract
     code = re.sub(r"//[^\n]*", "", source.header + source.body)
     assert not re.search(r"\bdouble\b|\bINFINITY\b|\bsimd_sum\((?!same)|\bbfloat\b|\bhalf\b|\bstruct\b", code)
-    # An input's name inside another identifier followed by _shape would add a parameter behind our back.
-    for text in re.findall(r"\w+(?=_(?:shape|strides|ndim)\b)", code):
-        assert text in source.inputs
+    # MLX looks for the text: an input's name at the end of another identifier would add a parameter behind our back.
+    for found in (f"{name}_{what}" for name in source.inputs for what in ("shape", "strides", "ndim")):
+        assert code.count(found) == len(re.findall(rf"\b{found}\b", code)), found
+    # A body may be shared by several kernels; every array it asks about is an input of one of them.
+    sharing = {name for other in map(load, NAMES) if other.body == source.body for name in other.inputs}
+    assert set(re.findall(r"\w+(?=_(?:shape|strides|ndim)\b)", code)) <= sharing
 
 
 def test_threads_and_threadgroup_memory_stay_within_an_m1(kernels):
@@ -72,6 +96,8 @@ def test_threads_and_threadgroup_memory_stay_within_an_m1(kernels):
         kernels.keyed_choice(mx.zeros((1, 4000)), 1.0, 1, 1)
         q, k = mx.zeros((1, 8, 16, 256), mx.float32), mx.zeros((1, 1, 40, 256), mx.float32)
         kernels.verify_attention(q, k, k, scale=1.0)
+        packed = mx.quantize(k, 64, 4)
+        kernels.verify_attention_quantised(q, packed, packed, scale=1.0, group_size=64, bits=4)
     assert max(r.threads_per_threadgroup for r in reports) == 512
     assert max(r.threadgroup_bytes for r in reports) == 32 * 1024
 

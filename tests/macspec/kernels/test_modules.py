@@ -157,8 +157,10 @@ def test_nothing_is_replaced_without_kernels_or_when_off():
 
 def test_formats_and_types_without_a_kernel_keep_mlx():
     model = nn.Sequential(nn.Linear(128, 64), nn.Linear(64, 64))
-    nn.quantize(model, mode="mxfp4", group_size=32, bits=4)
     assert len(install(model, forced())) == 0
+    nn.quantize(model, mode="nvfp4", group_size=16, bits=4)
+    model.layers[0].global_scale = mx.array(0.5)
+    assert len(install(model, forced())) == 1 and type(model.layers[0]) is nn.QuantizedLinear
     layer = nn.QuantizedLinear(128, 64, bias=True, group_size=64, bits=4)
     model, library = nn.Sequential(layer), forced()
     install(model, library)

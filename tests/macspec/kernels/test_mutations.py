@@ -11,6 +11,7 @@ from metalcpu import CompileError, KernelFault, metal_kernel, options
 
 from macspec.engine.noise import keyed_gumbel
 from macspec.kernels import calls
+from macspec.kernels.calls import FP_FORMATS
 from macspec.kernels.source import load
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -43,6 +44,13 @@ FAULTS = [
     ("verify_qmm_matrix", "chunk * CHUNK / GROUP", "chunk / GROUP"),
     ("verify_qmm_matrix", "x_chunk = step * 4 + row / 2", "x_chunk = chunk"),
     ("verify_qmm_matrix", "n < N && chunk < chunks", "n < N"),
+    ("verify_qmm_fp", "(exponent + 120u)", "(exponent + 119u)"),
+    ("verify_qmm_fp", "mantissa << 22", "mantissa << 21"),
+    ("verify_qmm_fp", "code & 8u", "code & 4u"),
+    ("verify_qmm_fp", "FORMAT == 1 ? e4m3(code)", "FORMAT == 1 ? e2m1(code)"),
+    ("verify_qmm_fp", "FORMAT == 2 ? e4m3(code)", "FORMAT == 1 ? e4m3(code)"),
+    ("verify_qmm_matrix_fp", "float(mantissa) * 0.5f", "0.0f"),
+    ("verify_moe_qmm_fp", "float(mantissa) * 0.001953125f", "0.0f"),
     ("verify_moe_qmm", BARRIER, ""),
     ("verify_moe_qmm", "member[m] / TOPK", "member[m] % TOPK"),
     ("verify_moe_qmm", "earliest == a", "earliest != a"),
@@ -53,6 +61,10 @@ FAULTS = [
     ("verify_attention", "top = metal::max(top, simd_shuffle_xor(top, ushort(1)));", ""),
     ("verify_attention", "query % gqa", "query / gqa"),
     ("verify_attention", f"    }}\n    {BARRIER}\n    for (int c", "    }\n    for (int c"),
+    ("verify_attention_quantised", "word * PER_WORD / GROUP", "word / GROUP"),
+    ("verify_attention_quantised", "packed >> (j * BITS)", "packed >> j"),
+    ("verify_attention_quantised", "uint(k_scales_strides[1])", "uint(k_strides[1])"),
+    ("verify_attention_quantised", f"    }}\n#endif\n    {BARRIER}", "    }\n#endif\n"),
     ("verify_attention_merge", "stats[(at + s) * 2] - highest", "stats[at * 2] - highest"),
     ("recurrent_replay", "float(StT(own[i] + float(k[key + i]) * delta))", "own[i] + float(k[key + i]) * delta"),
     ("recurrent_replay", "t < steps", "t <= steps"),
@@ -106,6 +118,23 @@ def check_verify_qmm(kernels, name="verify_qmm"):
         assert mx.abs(found - expected).max() < 1e-3
 
 
+def check_fp(kernels, name):
+    for mode, (_, group, bits) in FP_FORMATS.items():
+        form = {"group_size": group, "bits": bits, "mode": mode}
+        w = mx.random.normal((3, 10, 96), key=mx.random.key(bits)) * mx.exp(4 * mx.sin(mx.arange(96)))
+        packed = mx.quantize(w, **form)
+        if mode == "nvfp4":  # small scales, which have no exponent of their own
+            packed = [packed[0], packed[1] % 16]
+        values = mx.dequantize(*packed, **form, dtype=mx.float32)
+        x, ids = mx.random.normal((2, 96), key=mx.random.key(9)), mx.array([[0, 1], [2, 0]], mx.uint32)
+        if name == "verify_moe_qmm":
+            found = kernels.verify_moe_qmm(x, ids, *packed, **form)
+            expected = mx.stack([mx.stack([values[e] @ x[r] for e in row]) for r, row in enumerate(ids.tolist())])
+        else:
+            found, expected = getattr(kernels, name)(x, *(part[0] for part in packed), **form), x @ values[0].T
+        assert mx.abs(found - expected).max() < 1e-5 * mx.abs(expected).max()
+
+
 def check_verify_moe_qmm(kernels):
     packed = mx.quantize(mx.random.normal((4, 9, 96), key=mx.random.key(3)), group_size=32, bits=4)
     x, ids = mx.random.normal((3, 96), key=mx.random.key(4)), mx.array([[0, 1], [1, 2], [3, 0]], mx.uint32)
@@ -126,6 +155,17 @@ def check_verify_attention(kernels):
             assert mx.abs(found - expected).max() < 1e-5
 
 
+def check_quantised(kernels):
+    keys = mx.random.split(mx.random.key(5), 3)
+    q = mx.random.normal((1, 4, 3, 64), key=keys[0])
+    k, v = (mx.quantize(mx.random.normal((1, 2, 75, 64), key=n), 32, 4) for n in keys[1:])
+    values = [mx.dequantize(*part, 32, 4) for part in (k, v)]
+    expected = mx.fast.scaled_dot_product_attention(q, *values, scale=0.3, mask="causal").swapaxes(1, 2)
+    with options(require_outputs=False):
+        found = kernels.verify_attention_quantised(q, k, v, scale=0.3, group_size=32, bits=4, split=32)
+    assert mx.abs(found - expected).max() < 1e-5
+
+
 def check_recurrent_replay(kernels):
     keys = mx.random.split(mx.random.key(6), 5)
     shapes = [(1, 4, 1, 32), (1, 4, 2, 5), (1, 4, 2), (1, 4, 2), (1, 2, 5, 32)]
@@ -144,8 +184,12 @@ CHECKS: dict[str, Callable[[calls.Kernels], None]] = {
     "accept_prefix": check_accept_prefix,
     "verify_qmm": check_verify_qmm,
     "verify_qmm_matrix": partial(check_verify_qmm, name="verify_qmm_matrix"),
+    "verify_qmm_fp": partial(check_fp, name="verify_qmm"),
+    "verify_qmm_matrix_fp": partial(check_fp, name="verify_qmm_matrix"),
+    "verify_moe_qmm_fp": partial(check_fp, name="verify_moe_qmm"),
     "verify_moe_qmm": check_verify_moe_qmm,
     "verify_attention": check_verify_attention,
+    "verify_attention_quantised": check_quantised,
     "verify_attention_merge": check_verify_attention,
     "recurrent_replay": check_recurrent_replay,
 }

@@ -82,6 +82,62 @@ def test_a_long_context(kernels, every_schedule):
     run(kernels, every_schedule, 4, 5, 1, 5000, 64, mx.bfloat16)
 
 
+def quantised(k, v, bits, group):
+    """Packed keys and values as slices of larger buffers, as mlx-lm's cache gives them, and their float32 values."""
+
+    def one(a):
+        parts = mx.quantize(mx.pad(a, ((0, 0), (0, 0), (0, 19), (0, 0))), group, bits)
+        packed = tuple(part[:, :, : a.shape[2]] for part in parts)
+        q, scales, biases = (mx.contiguous(part) for part in packed)
+        return packed, mx.dequantize(q, scales.astype(mx.float32), biases.astype(mx.float32), group, bits)
+
+    return one(k), one(v)
+
+
+QUANTISED = [
+    (4, 3, 2, 100, 64, mx.float32, 4, 64, 0),
+    (16, 2, 1, 530, 128, mx.bfloat16, 8, 64, 0),
+    (4, 16, 1, 16, 256, mx.float16, 4, 128, 0),
+    (6, 4, 2, 200, 96, mx.bfloat16, 8, 32, 30),
+    (2, 1, 2, 1, 64, mx.float32, 8, 32, 0),
+]
+
+
+@pytest.mark.parametrize(("heads", "rows", "kv_heads", "length", "dim", "dtype", "bits", "group", "window"), QUANTISED)
+def test_quantised_keys_equal_float64_and_are_read_once(
+    kernels, every_schedule, heads, rows, kv_heads, length, dim, dtype, bits, group, window
+):
+    q, k, v = cache(heads, rows, kv_heads, length, dim, dtype, seed=length)
+    (packed_k, k), (packed_v, v) = quantised(k, v, bits, group)
+    call = {"scale": dim**-0.5, "window": window, "group_size": group, "bits": bits}
+    with options(require_outputs=False):
+        (out,) = every_schedule(lambda: kernels.verify_attention_quantised(q, packed_k, packed_v, **call))
+    assert np.abs(out - reference(q, k, v, window)).max() <= BOUNDS[dtype]
+    report = kernels.built(load("verify_attention_quantised")).report
+    for name in "kv":
+        read, size = report.buffers[name], kv_heads * length * dim * bits // 8
+        assert read.read <= 1.02 * size and (window or read.read == read.read_distinct == size)
+        scales = report.buffers[f"{name}_scales"]
+        assert window or scales.read_distinct == kv_heads * length * dim // group * dtype.size
+    assert report.threadgroup_bytes <= 32 * 1024
+
+
+def test_a_rows_bits_over_quantised_keys_do_not_depend_on_the_row_count(kernels):
+    rows, length = 4, 540
+    q, k, v = cache(4, rows, 2, length, 64, mx.bfloat16)
+    (k, _), (v, _) = quantised(k, v, 4, 64)
+    call = {"scale": 0.125, "group_size": 64, "bits": 4}
+    with options(require_outputs=False):
+        whole = kernels.verify_attention_quantised(q, k, v, **call)
+        for r in range(rows):
+            seen = length - rows + r + 1
+            k_seen, v_seen = (tuple(part[:, :, :seen] for part in parts) for parts in (k, v))
+            alone = kernels.verify_attention_quantised(q[:, :, r : r + 1], k_seen, v_seen, **call)
+            assert mx.array_equal(alone[:, 0], whole[:, r]), r
+        part = kernels.verify_attention_quantised(q, k, v, **call, rows=mx.array([2], mx.int32))
+    assert mx.array_equal(part[:, :2], whole[:, :2]) and not np.array(part[:, 2:].astype(mx.float32)).any()
+
+
 def test_a_rows_bits_depend_neither_on_the_row_count_nor_on_later_keys(kernels):
     rows, length, dim = 8, 1050, 64
     q, k, v = cache(8, rows, 2, length, dim, mx.bfloat16)
@@ -136,3 +192,10 @@ def test_refuses_what_it_cannot_do(kernels):
         kernels.verify_attention(q[..., :48], k[..., :48], v[..., :48], scale=1.0)
     with pytest.raises(ValueError, match="does not take"):
         kernels.verify_attention(q, k[:, :, :8], v[:, :, :8], scale=1.0)
+    with pytest.raises(ValueError, match="does not take"):
+        kernels.verify_attention(q, k, v[:, :, :8], scale=1.0)
+    packed = mx.quantize(k, 64, 4)
+    with pytest.raises(ValueError, match="keys of 3 bits"):
+        kernels.verify_attention_quantised(q, packed, packed, scale=1.0, group_size=64, bits=3)
+    with pytest.raises(ValueError, match="keys of 8 bits"):
+        kernels.verify_attention_quantised(q, packed, packed, scale=1.0, group_size=64, bits=8)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from macspec.kernels.calls import AFFINE_BITS, GROUP_SIZES
+from macspec.kernels.calls import AFFINE_BITS, FP_FORMATS, GROUP_SIZES
 from macspec.kernels.source import load
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -117,10 +117,69 @@ def test_refuses_what_it_cannot_do(kernels):
     packed, _ = weights((8, 128), 4, 64, mx.float32)
     with pytest.raises(ValueError, match="groups of 16"):
         kernels.verify_qmm(mx.zeros((1, 128)), *packed, group_size=16, bits=4)
+    with pytest.raises(ValueError, match=r"\(mxfp4\)"):
+        kernels.verify_qmm(mx.zeros((1, 128)), *packed[:2], group_size=64, bits=4, mode="mxfp4")
+    with pytest.raises(ValueError, match=r"\(affine\)"):
+        kernels.verify_qmm(mx.zeros((1, 128)), *packed[:2], group_size=64, bits=4)
     with pytest.raises(ValueError, match="width 64"):
         kernels.verify_qmm(mx.zeros((1, 64)), *packed, group_size=64, bits=4)
     with pytest.raises(ValueError, match="at most 16"):
         kernels.verify_qmm(mx.zeros((17, 128)), *packed, group_size=64, bits=4)
+
+
+FORMATS = pytest.mark.parametrize("mode", list(FP_FORMATS))
+
+
+def fp_weights(shape, mode, seed=0):
+    """Packed weights that use every code and a wide range of scales, and their values in float64."""
+    mx.random.seed(seed)
+    _, group, bits = FP_FORMATS[mode]
+    w = mx.random.normal(shape) * mx.exp(3 * mx.sin(mx.arange(shape[-1])))
+    packed = mx.quantize(w, group_size=group, bits=bits, mode=mode)
+    form = {"group_size": group, "bits": bits, "mode": mode}
+    return packed, form, f64(mx.dequantize(*packed, **form, dtype=mx.float32))
+
+
+@FORMATS
+@KERNELS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_floating_point_formats_equal_float64_and_are_read_once(kernels, every_schedule, name, mode, dtype):
+    call = getattr(kernels, name)
+    packed, form, w = fp_weights((21, 32 * 9), mode)
+    x = (mx.random.normal((16, 32 * 9)) * 2).astype(dtype)
+    every_schedule(lambda: call(x, *packed, **form))
+    whole = call(x, *packed, **form)
+    check(whole, f64(x), w, dtype)
+    traffic = kernels.built(load(f"{name}_fp")).report.buffers
+    assert traffic["w"].read == traffic["w"].read_distinct == traffic["w"].size
+    assert traffic["scales"].read_distinct == traffic["scales"].size
+    for first, rows in ((0, 1), (3, 1), (15, 1), (5, 7)):
+        assert mx.array_equal(call(x[first : first + rows], *packed, **form), whole[first : first + rows])
+    part = call(x, *packed, **form, rows=mx.array([3], mx.int32))
+    assert mx.array_equal(part[:3], whole[:3]) and not np.array(part[3:].astype(mx.float32)).any()
+
+
+@FORMATS
+@KERNELS
+@pytest.mark.parametrize(("rows", "columns", "width"), [(1, 1, 32), (2, 9, 2112), (7, 130, 96)])
+def test_floating_point_formats_in_odd_shapes(kernels, name, mode, rows, columns, width):
+    packed, form, w = fp_weights((columns, width), mode, seed=rows)
+    x = mx.random.normal((rows, width))
+    check(getattr(kernels, name)(x, *packed, **form), f64(x), w, mx.float32)
+
+
+def test_every_code_of_every_format_is_read_as_mlx_reads_it(kernels):
+    """One weight per column, so that a column of the product is the weight itself; NaN codes left out."""
+    for mode, (_, group, bits) in FP_FORMATS.items():
+        codes = [c for c in range(1 << bits) if bits == 4 or c & 127 != 127]
+        words = mx.zeros((len(codes), group * bits // 32), mx.uint32)
+        words[:, 0] = mx.array(codes, mx.uint32)
+        for scale in (0x38, 0x01, 0x07, 0x7E) if mode == "nvfp4" else (127, 100, 150, 1):
+            scales = mx.full((len(codes), 1), scale, mx.uint8)
+            form = {"group_size": group, "bits": bits, "mode": mode}
+            expected = mx.dequantize(words, scales, **form, dtype=mx.float32)[:, 0]
+            one = (mx.arange(group) == 0).astype(mx.float32)[None]
+            assert mx.array_equal(kernels.verify_qmm(one, words, scales, **form)[0], expected), (mode, scale)
 
 
 def moe_reference(x, ids, w):
@@ -150,6 +209,19 @@ def moe(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot, co
 )
 def test_experts_equal_float64_and_are_read_once(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot):
     moe(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot)
+
+
+@FORMATS
+@pytest.mark.parametrize("per_slot", [False, True])
+def test_experts_in_floating_point_formats(kernels, every_schedule, mode, per_slot):
+    packed, form, w = fp_weights((5, 13, 96), mode)
+    ids = mx.array([[0, 4], [1, 0], [2, 4], [4, 1]], mx.uint32)
+    x = mx.random.normal((4, 2, 96) if per_slot else (4, 96)).astype(mx.bfloat16)
+    (y,) = every_schedule(lambda: kernels.verify_moe_qmm(x, ids, *packed, **form))
+    exact, size = moe_reference(f64(x), ids, w), moe_reference(np.abs(f64(x)), ids, np.abs(w))
+    assert (np.abs(y - exact) <= 2.0**-20 * size + 2 * ROUNDING[mx.bfloat16] * np.abs(exact)).all()
+    traffic = kernels.built(load("verify_moe_qmm_fp")).report.buffers["w"]
+    assert traffic.read == traffic.read_distinct == traffic.size * 4 // 5
 
 
 def test_an_assignments_bits_do_not_depend_on_the_other_rows(kernels, every_schedule):
