@@ -1,4 +1,4 @@
-"""How far a choice is ahead of every other token that slightly different logits could have chosen instead."""
+"""Whether slightly different logits could have chosen another token."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import mlx.core as mx
 from macspec.engine.processors import HEAD, best_tokens
 
 
-def lead(scores: mx.array, choices: mx.array) -> mx.array:
-    """Score of ``choices [rows]`` minus the best other one in ``scores [rows, n]``: ``[rows]``, infinite when alone."""
-    chosen = choices.astype(mx.uint32)[:, None]
-    own = mx.take_along_axis(scores, chosen, axis=-1)
-    others = mx.put_along_axis(scores, chosen, mx.array(-mx.inf, scores.dtype), axis=-1)
-    return (own - mx.max(others, axis=-1, keepdims=True))[:, 0]
+def contested(scores: mx.array, choices: mx.array, slack: float) -> mx.array:
+    """Whether another token's score comes within ``slack`` of the chosen one's, or above it: bool ``[rows]``.
+
+    Args:
+        scores: ``[rows, vocab]``. choices: chosen tokens ``[rows]``.
+        slack: most by which the difference of any two scores may be wrong.
+    """
+    own = mx.take_along_axis(scores, choices.astype(mx.uint32)[:, None], axis=-1)
+    return mx.sum(scores >= own - slack, axis=-1) > 1
 
 
-def drawn_lead(
+def contested_draw(
     scores: mx.array,
     noise: mx.array,
     choices: mx.array,
@@ -28,23 +31,19 @@ def drawn_lead(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> mx.array:
-    """`lead` of a draw, noise included, among the tokens that truncation may keep.
+    """`contested` for a draw: noise counts, and so do tokens that truncation might keep, or drop, after all.
 
     Args:
         scores: logits on the scale of the temperature ``[rows, vocab]``, before truncation.
-        slack: most by which the difference of any two scores may be wrong.
-
-    Returns:
-        ``[rows]``; minus infinity where truncation might have dropped the chosen token itself.
     """
     noisy = scores + noise
     loose, tight = truncation_floors(scores, slack, top_k=top_k, top_p=top_p, min_p=min_p)
     if loose is None or tight is None:
-        return lead(noisy, choices)
+        return contested(noisy, choices, slack)
     own = mx.take_along_axis(scores, choices.astype(mx.uint32)[:, None], axis=-1)[:, 0]
-    # The best token is always kept, and it surely is the best when it is ahead of all others by more than the slack.
-    kept = (own >= tight[:, 0]) | (lead(scores, choices) > slack)
-    return mx.where(kept, lead(mx.where(scores >= loose, noisy, -mx.inf), choices), -mx.inf)
+    # The best token is always kept, and it surely is the best when no other comes near.
+    dropped = (own < tight[:, 0]) & contested(scores, choices, slack)
+    return dropped | contested(mx.where(scores >= loose, noisy, -mx.inf), choices, slack)
 
 
 def truncation_floors(
