@@ -21,10 +21,38 @@ import mlx_lm
 from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, SamplingParams
+from macspec_models.training.responses import load_examples, load_prompts
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
-from benchmarks.speed import first_difference, gap, held_out_prompts  # noqa: E402
-from fake_drafters import oracle_drafter, random_drafter  # noqa: E402 (found only now)
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from fake_drafters import oracle_drafter, random_drafter
+
+CATEGORIES = ("chat", "explain", "code", "rewrite", "edit", "write")
+
+
+def held_out_prompts(engine: Engine, per_category: int) -> list[tuple[str, str]]:
+    """Prompts whose answers were never trained on: the recipe's held-out ones, then ones it never answered."""
+    prompts = load_prompts()
+    trained = {example.line for example in load_examples(engine.target.tokenizer) if not example.held_out}
+    chosen = []
+    for category in CATEGORIES:
+        rows = [p.text for i, p in enumerate(prompts) if p.category == category and i not in trained]
+        step = max(1, len(rows) // per_category)
+        chosen += [(category, text) for text in rows[::step][:per_category]]
+    return chosen
+
+
+def first_difference(one: list[int], other: list[int]) -> int | None:
+    """Where two answers part, or None."""
+    if one == other:
+        return None
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def gap(engine: Engine, tokens: list[int]) -> float:
+    """Top-1/top-2 logit gap after ``tokens``."""
+    logits = engine.target.forward(mx.array([tokens]), engine.target.make_cache())[0, -1]
+    top = mx.sort(logits)[-2:].tolist()
+    return float(top[1] - top[0])
 
 
 def answer(engine: Engine, tokens: list[int], depth: str, limit: int, temperature: float, seed: int) -> list[int]:

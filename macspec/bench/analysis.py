@@ -70,6 +70,8 @@ class Row(Wire):
     prompts: int = 0
     first_token_s: float | None = None
     peak_memory: int = 0
+    #: Tokens generated per joule over whole answers, prompts included; None without a power source.
+    tok_per_joule: float | None = None
     spec_decode: Speculation | None = None
 
 
@@ -175,6 +177,8 @@ def _row(
     speed = stats.rate(list(rates.values())) if rates else None
     spec = speculation([r for s in timed for r in s.rounds])
     first = [s.first_commit_s for s in mine]
+    priced = [(s.generation_tokens, s.joules) for s in timed if s.joules is not None]
+    joules = sum(energy for _, energy in priced)
     return Row(
         arm=arm,
         category=category,
@@ -192,6 +196,7 @@ def _row(
         prompts=len(rates),
         first_token_s=float(np.median(first)) if first else None,
         peak_memory=max((s.peak_memory for s in mine), default=0),
+        tok_per_joule=sum(tokens for tokens, _ in priced) / joules if joules > 0 else None,
         spec_decode=spec,
     )
 
@@ -240,6 +245,9 @@ def _notices(
         found.append(notice("arm_failed", message, arm=arm))
     if any(r.category == ALL and r.tok_per_s is not None and r.tok_per_s_low is None for r in rows):
         found.append(notice("few_prompts", "Fewer than three prompts were timed; there is no interval."))
+    unpriced = sum(s.joules is None for s in samples)
+    if 0 < unpriced < len(samples):
+        found.append(notice("power", f"The power source said nothing during {unpriced} of {len(samples)} answers."))
     if any(s.thermal_level for s in samples):
         worst = max(s.thermal_level or 0 for s in samples)
         found.append(notice("thermal", f"Thermal pressure reached level {worst} during the run."))

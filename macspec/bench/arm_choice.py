@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from macspec.bench.analysis import PLAIN
 from macspec.bench.notices import Notice, notice
 from macspec.bench.remote import Endpoint, RemoteArm
 from macspec.bench.samples import Arm
+from macspec.cli_options import set_option
 from macspec.errors import RequestError
+from macspec.request import GenerationRequest
+from macspec.scheduler.policies import COMPARED
 
 if TYPE_CHECKING:
     from macspec.engine.loop import Engine
 
-#: Fixed depths of an ordinary run, those the drafter can do, beside its full depth.
-DEPTHS = (1, 2, 4, 8)
+#: Fixed depths of an ordinary run and of a quick one, those the drafter can do, beside its full depth.
+DEPTHS, QUICK_DEPTHS = (1, 2, 4, 8), (3,)
 
 
 def add_arm_options(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +37,22 @@ def add_arm_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key-env", metavar="NAME", help="environment variable with the servers' API key")
 
 
+def check_arm_options(options: argparse.Namespace) -> None:
+    """Refuse what can be seen to be wrong before a model is loaded; raises `RequestError`."""
+    for word in _words(options.depth):
+        if re.fullmatch(r"full|auto|[0-9]{1,6}", word) is None:
+            raise RequestError(f"--depth has {word!r}; use numbers, full and auto with commas.", param="depth")
+    for policy in _policies(options.policy):
+        set_option(GenerationRequest(), "policy", policy)
+    for text in options.url:
+        Endpoint.parse(text)
+    _api_key(options)
+    if options.mlx_draft and not Path(options.mlx_draft).expanduser().is_dir():
+        raise RequestError(f"There is no folder {options.mlx_draft!r}; --mlx-draft names one with a draft model.")
+
+
 def choose_arms(engine: Engine, options: argparse.Namespace) -> tuple[list[Arm], list[Notice]]:
-    """The arms in table order, plain first, and notices about those left out.
+    """The arms in table order, plain first, and notices about those left out; the options were checked.
 
     Raises:
         RequestError: something was asked for by name that cannot be done.
@@ -42,10 +61,9 @@ def choose_arms(engine: Engine, options: argparse.Namespace) -> tuple[list[Arm],
 
     skipped: list[Notice] = []
     wanted: dict[str, tuple[str, str]] = {PLAIN: ("0", "rate")}
-    if options.depth is not None:
-        for word in options.depth.split(","):
-            name, depth = _depth(word.strip(), engine)
-            wanted[name] = (depth, "rate")
+    for word in _words(options.depth):
+        name, depth = _depth(word, engine)
+        wanted[name] = (depth, "rate")
     for policy in _policies(options.policy):
         wanted[policy] = ("auto", policy)
     if options.depth is None and options.policy is None:
@@ -57,7 +75,9 @@ def choose_arms(engine: Engine, options: argparse.Namespace) -> tuple[list[Arm],
     if options.mlx_lm or options.mlx_draft:
         arms.append(MlxLmArm(engine))
     if options.mlx_draft:
-        arms.append(MlxLmArm(engine, "mlx_lm+draft", draft_model=load_draft_model(options.mlx_draft)))
+        arms.append(
+            MlxLmArm(engine, "mlx_lm+draft", draft_model=load_draft_model(Path(options.mlx_draft).expanduser()))
+        )
     arms += _remote_arms(options, {arm.name for arm in arms})
     return arms, skipped
 
@@ -67,7 +87,7 @@ def _default_arms(engine: Engine, quick: bool, skipped: list[Notice]) -> dict[st
         skipped.append(notice("skipped", f"Only plain decoding was measured: {engine.drafter_reason or 'no drafter'}."))
         return {}
     deepest = engine.drafter.max_depth
-    chosen = range(1, deepest + 1) if quick else [d for d in DEPTHS if d < deepest] + [deepest]
+    chosen = [*(d for d in (QUICK_DEPTHS if quick else DEPTHS) if d < deepest), deepest]
     found = {_name(depth, deepest): (str(depth), "rate") for depth in chosen}
     try:
         _check_policy(engine, "auto", "rate")
@@ -81,44 +101,43 @@ def _name(depth: int, deepest: int) -> str:
     return f"depth {depth} (full)" if depth == deepest else f"depth {depth}"
 
 
+def _words(text: str | None) -> list[str]:
+    return [] if text is None else [word.strip() for word in text.split(",")]
+
+
 def _depth(word: str, engine: Engine) -> tuple[str, str]:
-    deepest = 0 if engine.drafter is None else engine.drafter.max_depth
-    if word == "0":
-        return PLAIN, "0"
+    """Name and depth of an arm."""
     if word == "auto":
         return "auto", "auto"
-    if word == "full" or (word.isascii() and word.isdigit()):
-        if engine.drafter is None:
-            raise RequestError(
-                f"Depth {word} needs a drafter, and there is none: {engine.drafter_reason}.", param="depth"
-            )
-        depth = deepest if word == "full" else int(word)
-        return _name(depth, deepest), str(depth)
-    raise RequestError(f"--depth has {word!r}; use numbers, full and auto with commas.", param="depth")
+    if word != "full" and int(word) == 0:
+        return PLAIN, "0"
+    if engine.drafter is None:
+        raise RequestError(f"Depth {word} needs a drafter, and there is none: {engine.drafter_reason}.", param="depth")
+    deepest = engine.drafter.max_depth
+    depth = deepest if word == "full" else int(word)
+    return _name(depth, deepest), str(depth)
 
 
 def _policies(text: str | None) -> list[str]:
-    from macspec.scheduler.policies import COMPARED
-
-    if text is None:
-        return []
-    if text == "all":
-        return [name for name in COMPARED if name != PLAIN]
-    return [name for name in dict.fromkeys(word.strip() for word in text.split(",")) if name != PLAIN]
+    names = COMPARED if text == "all" else _words(text)
+    return [name for name in dict.fromkeys(names) if name != PLAIN]
 
 
 def _check_policy(engine: Engine, depth: str, policy: str) -> None:
-    from macspec.request import GenerationRequest
-
     engine.policy(GenerationRequest(prompt="x", depth=depth, policy=policy))
 
 
+def _api_key(options: argparse.Namespace) -> str | None:
+    if options.api_key_env is None:
+        return None
+    key = os.environ.get(options.api_key_env)
+    if not key:
+        raise RequestError(f"The environment variable {options.api_key_env} is not set.", param="api-key-env")
+    return key
+
+
 def _remote_arms(options: argparse.Namespace, taken: set[str]) -> list[Arm]:
-    key = None
-    if options.api_key_env is not None:
-        key = os.environ.get(options.api_key_env)
-        if not key:
-            raise RequestError(f"The environment variable {options.api_key_env} is not set.", param="api-key-env")
+    key = _api_key(options)
     arms: list[Arm] = []
     for text in options.url:
         arm = RemoteArm(Endpoint.parse(text), api_key=key)

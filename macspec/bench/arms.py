@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,6 @@ import numpy as np
 
 from macspec.bench.samples import Prompt, RoundSample, Sample, Settings
 from macspec.engine.loop import Engine
-from macspec.errors import MacspecError
 from macspec.request import Finished, GenerationRequest, Round, SamplingParams, Started, Text
 
 
@@ -85,9 +85,6 @@ class EngineArm:
         logits = self.engine.target.forward(mx.array([known[-1:]]), cache)[0, -1].astype(mx.float32)
         values = np.array(logits)
         return float(values[first] - values[second])
-
-    def close(self) -> None:
-        """Nothing of its own to give back: the engine is shared."""
 
 
 def _round(event: Round) -> RoundSample:
@@ -179,21 +176,12 @@ class MlxLmArm:
         """As the engine sees it: the weights are the same."""
         return EngineArm(self.engine, self.name, depth="0").gap(prompt, prefix, first, second)
 
-    def close(self) -> None:
-        """Forget the draft model."""
-        self.draft_model = None
 
-
-def load_draft_model(folder: str) -> Any:
+def load_draft_model(folder: Path) -> Any:
     """A small model for mlx-lm's own speculation."""
-    from pathlib import Path
-
     from macspec_models.target import Target
 
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise MacspecError(f"There is no folder {folder!r} with a draft model for mlx-lm.", param="mlx-draft")
-    return Target.load(path).model
+    return Target.load(folder).model
 
 
 class Canary:

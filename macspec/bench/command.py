@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
+import contextlib
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from macspec import machine
-from macspec.bench import analysis, compare, environment, export, plot, presets, report, runner
-from macspec.bench.analysis import PLAIN
-from macspec.bench.document import Report, SuiteInfo, measured_ladder, read, with_id
-from macspec.bench.notices import Notice
-from macspec.bench.quality import Difference
-from macspec.bench.samples import Arm, Prompt, Sample, Settings
+from macspec.bench import compare, drawing, export, plot, presets, report, runner
+from macspec.bench.arm_choice import add_arm_options, check_arm_options
+from macspec.bench.document import Report, dumps, read
+from macspec.bench.energy import PowerCommand
+from macspec.bench.progress import Progress
+from macspec.bench.samples import Prompt, Settings
 from macspec.cli_options import add_engine_options, engine_options
-from macspec.download import ensure
 from macspec.errors import MacspecError, RequestError
 
 if TYPE_CHECKING:
     from macspec.runtime import Runtime
 
-#: Seconds a quick run may measure, loading and reporting left out.
-QUICK_S = 46.0
+#: Seconds from the start of the command after which a quick run begins no further turn.
+QUICK_S = 52.0
 QUICK_PER_CATEGORY = 2
-QUICK_WARM_UP = 9
 PER_CATEGORY = 4
 REPEATS = 2
 TOKENS = 96
 COOL_DOWN_S = 120.0
-#: Differences whose logit gap is worked out after the run.
-MAX_GAPS = 20
+#: How a picture may be written, by the ending of its name.
+PICTURES = (".svg", ".png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command and of what can be done with its results."""
-    from macspec.bench.arm_choice import add_arm_options
-
     add_engine_options(parser)
     add_arm_options(parser)
     group = parser.add_argument_group("prompts")
-    group.add_argument("--quick", action="store_true", help="under a minute: every depth on a few prompts")
+    group.add_argument(
+        "--quick", action="store_true", help="within a minute: plain, two depths and auto on a few prompts"
+    )
     group.add_argument(
         "--suite", metavar="NAMES", help=f"{', '.join(presets.SUITES)}, all or JSONL files, with commas (default: all)"
     )
@@ -59,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cool-down", type=float, default=COOL_DOWN_S, metavar="S", help="longest wait for a hot machine"
     )
+    group.add_argument(
+        "--power",
+        metavar="COMMAND",
+        help="a command that prints the watts drawn now, one number a line: tokens per joule",
+    )
     group = parser.add_argument_group("results")
     group.add_argument("--json", metavar="FILE", help="write everything measured; - is standard output")
     group.add_argument("--csv", metavar="FILE", help="write one line per arm and category; - is standard output")
@@ -68,9 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = actions.add_parser("compare", help="what became faster or slower between two results")
     sub.add_argument("first", metavar="A.json")
     sub.add_argument("second", metavar="B.json")
-    sub = actions.add_parser("plot", help="draw a result as SVG")
+    sub = actions.add_parser("plot", help="draw a result as SVG or PNG")
     sub.add_argument("file", nargs="?", metavar="FILE", help="default: the newest result")
-    sub.add_argument("-o", "--output", metavar="FILE", help="default: the result's name with .svg")
+    sub.add_argument(
+        "-o", "--output", metavar="FILE", help="ends in .svg or .png (default: the result's name and .svg)"
+    )
     sub = actions.add_parser("show", help="print a result again")
     sub.add_argument("file", nargs="?", metavar="FILE", help="default: the newest result")
     # Absent options must not overwrite what was given before the word "show".
@@ -93,9 +96,14 @@ def _compare(options: argparse.Namespace) -> int:
 def _plot(options: argparse.Namespace) -> int:
     source = _result_path(options.file)
     target = Path(options.output) if options.output else Path(source.stem + ".svg")
-    drawing = plot.svg(read(source))
+    if target.suffix.lower() not in PICTURES:
+        raise RequestError(f"{target} is no picture's name; let it end in {' or '.join(PICTURES)}.")
     export.check_writable(target)
-    export.write(target, drawing)
+    picture = plot.draw(read(source))
+    if target.suffix.lower() == ".png":
+        export.write(target, drawing.to_png(picture))
+    else:
+        export.write(target, drawing.to_svg(picture))
     print(f"wrote {target}")
     return 0
 
@@ -123,6 +131,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    """Refuse everything that can be seen to be wrong before a model is loaded."""
     for name, least in (("tokens", 16), ("repeats", 1), ("prompts", 0)):
         value = getattr(options, name)
         if value is not None and value < least:
@@ -133,6 +142,7 @@ def _check(options: argparse.Namespace) -> None:
         raise RequestError(f"--cool-down is {options.cool_down}; use 0 to 3600 seconds.", param="cool-down")
     if options.ctx and options.suite:
         raise RequestError("Give either --suite or --ctx.", param="ctx")
+    check_arm_options(options)
     for name in ("json", "csv", "trace"):
         path = _path(getattr(options, name))
         if path is not None:
@@ -140,14 +150,15 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> int:
+    begun = time.perf_counter()
     _check(options)
     if options.ctx:
         suites = [presets.long_context(tokens) for tokens in presets.parse_contexts(options.ctx)]
     else:
         suites = presets.load_all((options.suite or "all").split(","))
-    per_category = (
-        options.prompts if options.prompts is not None else QUICK_PER_CATEGORY if options.quick else PER_CATEGORY
-    )
+    per_category = QUICK_PER_CATEGORY if options.quick else PER_CATEGORY
+    if options.prompts is not None:
+        per_category = options.prompts
     prompts = runner.interleave_categories([p for s in suites for p in s.prompts], per_category or None)
     settings = Settings(
         max_tokens=options.tokens or TOKENS,
@@ -155,128 +166,44 @@ def _measure(options: argparse.Namespace) -> int:
         seed=options.seed,
         thinking=None if options.thinking is None else options.thinking == "on",
     )
+    with contextlib.ExitStack() as held:
+        power = held.enter_context(PowerCommand(options.power)) if options.power else None
 
-    from macspec.bench.arm_choice import choose_arms
-    from macspec.progress import load_progress
-    from macspec.runtime import Runtime
+        from macspec.bench.arm_choice import choose_arms
+        from macspec.bench.session import Plan, measure
+        from macspec.progress import load_progress
+        from macspec.runtime import Runtime
 
-    ensure(options)
-    with load_progress() as progress:
-        engine = Runtime.load(**engine_options(options), progress=progress)
-    arms, skipped = choose_arms(engine, options)
-    result, outcome = _run(engine, arms, prompts, settings, options, suites, skipped)
+        with load_progress() as loading:
+            engine = Runtime.load(**engine_options(options), progress=loading)
+        arms, skipped = choose_arms(engine, options)
+        plan = Plan(
+            prompts=prompts,
+            settings=settings,
+            suites=suites,
+            repeats=options.repeats or (1 if options.quick else REPEATS),
+            end_at=begun + QUICK_S if options.quick else None,
+            fit_tokens=options.tokens is None,
+            cool_down_s=0.0 if options.quick else options.cool_down,
+            joules=power.energy.joules if power is not None else lambda: None,
+        )
+        progress = Progress()
+        try:
+            result, interrupted = measure(engine, arms, plan, skipped=skipped, progress=progress)
+        finally:
+            progress.clear()
     kept = export.keep(result)
-    return _deliver(result, outcome, engine, prompts, options, kept)
-
-
-def _run(
-    engine: Runtime,
-    arms: list[Arm],
-    prompts: list[Prompt],
-    settings: Settings,
-    options: argparse.Namespace,
-    suites: list[presets.Suite],
-    skipped: list[Notice],
-) -> tuple[Report, runner.Outcome]:
-    from macspec.bench.arms import Canary
-
-    info = machine.describe()
-    before = machine.state()
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    repeats = options.repeats or (1 if options.quick else REPEATS)
-    deadline = None
-    conditions = runner.Conditions(
-        thermal=machine.thermal_level, canary=Canary(), cool_down_s=0.0 if options.quick else options.cool_down
-    )
-    progress = Progress()
-    begun = time.perf_counter()
-    warm = options.quick
-    if warm:
-        samples = runner.warm_up(arms, prompts[0], settings, progress, tokens=QUICK_WARM_UP, limit_s=QUICK_S / 4)
-        deadline = QUICK_S - (time.perf_counter() - begun)
-        if options.tokens is None:
-            categories = len({p.category for p in prompts})
-            fitting = runner.tokens_that_fit(samples, deadline, categories + categories % 2, len(arms))
-            settings = dataclasses.replace(settings, max_tokens=fitting)
-    outcome = runner.run(
-        arms,
-        prompts,
-        settings,
-        repeats=repeats,
-        deadline_s=deadline,
-        conditions=conditions,
-        progress=progress,
-        warm=warm,
-    )
-    progress.clear()
-    if options.quick and not outcome.interrupted:
-        # A quick run is meant to end by the clock.
-        outcome.notices = [n for n in outcome.notices if n.kind != "cut_short"]
-        outcome.complete = True
-    after = machine.state()
-    # Only arms that choose with our keyed noise can equal plain decoding at temperatures above 0.
-    ours = {s.arm for s in outcome.samples if s.rounds}
-    found = analysis.analyse(
-        outcome.samples, prompts, [a.name for a in arms], compared=None if settings.temperature == 0 else ours
-    )
-    pair = engine.info()
-    result = Report(
-        started=started,
-        elapsed_s=outcome.elapsed_s,
-        complete=outcome.complete,
-        quick=options.quick,
-        repeats=repeats,
-        settings=settings,
-        machine=info,
-        state_before=before,
-        state_after=after,
-        pair={key: value for key, value in pair.items() if not isinstance(value, (list, tuple, dict))},
-        versions=environment.versions(),
-        suites=tuple(SuiteInfo(s.name, s.sha256, len(s.prompts)) for s in suites),
-        results=found.rows,
-        differences=tuple(_with_gaps(found.differences, outcome.samples, prompts, arms)),
-        warnings=(
-            *environment.notices(info, before, after, outcome.canary),
-            *skipped,
-            *outcome.notices,
-            *found.notices,
-        ),
-        excluded=found.excluded,
-        canary=tuple(outcome.canary),
-        ladder=measured_ladder(outcome.samples),
-        samples=tuple(outcome.samples),
-    )
-    return with_id(result), outcome
-
-
-def _with_gaps(
-    differences: tuple[Difference, ...], samples: list[Sample], prompts: list[Prompt], arms: list[Arm]
-) -> list[Difference]:
-    """The differences with the target's logit gap at the first ones."""
-    plain = {s.prompt: s for s in samples if s.arm == PLAIN and s.error is None}
-    by_id = {p.id: p for p in prompts}
-    by_name = {a.name: a for a in arms}
-    result = list(differences)
-    for index, difference in enumerate(differences[:MAX_GAPS]):
-        tokens = plain[difference.prompt].tokens if difference.prompt in plain else ()
-        if difference.expected is None or difference.found is None or not tokens:
-            continue
-        arm, prefix = by_name[difference.arm], tokens[: difference.position]
-        gap = arm.gap(by_id[difference.prompt], prefix, difference.expected, difference.found)
-        result[index] = dataclasses.replace(difference, gap=gap)
-    return result
+    return _deliver(result, interrupted, engine, prompts, options, kept)
 
 
 def _deliver(
     result: Report,
-    outcome: runner.Outcome,
+    interrupted: bool,
     engine: Runtime,
     prompts: list[Prompt],
     options: argparse.Namespace,
     kept: Path | None,
 ) -> int:
-    from macspec.bench.document import dumps
-
     text = report.card(result) if options.markdown else report.table(result)
     # Whoever asked for data on standard output gets nothing else there.
     (sys.stderr if "-" in (options.json, options.csv) else sys.stdout).write(text)
@@ -287,7 +214,7 @@ def _deliver(
                 export.deliver(result, make(result), _path(chosen), kept)
             except MacspecError as error:
                 failures.append(error)
-    if options.trace and not outcome.interrupted:
+    if options.trace and not interrupted:
         from macspec.bench.tracing import record
 
         header = {"target": engine.target.name, "drafter": result.pair.get("drafter"), "machine": result.machine.title}
@@ -297,29 +224,7 @@ def _deliver(
             failures.append(error)
     for failure in failures:
         print(f"macspec: {failure.message}", file=sys.stderr)
-    if outcome.interrupted:
+    if interrupted:
         return 130
     silent = [arm for arm in result.arms if not any(s.arm == arm and s.error is None for s in result.samples)]
     return 1 if failures or silent else 0
-
-
-class Progress:
-    """One line on a terminal's standard error; nothing when nobody looks."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-
-    def __call__(self, done: int, total: int, arm: str, sample: Sample | None) -> None:
-        if not self._shown:
-            return
-        speed = sample.decode_rate if sample is not None else None
-        tail = "warming up" if sample is None else f"{speed:.1f} tok/s" if speed else "no rate"
-        of = f"{done}/{total} " if total else ""
-        sys.stderr.write(f"\r\x1b[2K{of}{arm}: {tail}"[:90])
-        sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Leave the line empty."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()

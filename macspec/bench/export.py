@@ -32,6 +32,7 @@ COLUMNS = (
     "prompts",
     "first_token_s",
     "peak_memory",
+    "tok_per_joule",
 )
 
 
@@ -70,17 +71,18 @@ def check_writable(path: Path) -> None:
         raise RequestError(f"{path} cannot be written: permission denied. Name another file.")
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole; raises `WriteError` with a sentence and leaves what was there."""
+    data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         # A pipe or a device: there is nothing to keep.
-        _write_plainly(path, text)
+        _write_plainly(path, data)
         return
     name = ""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(name, 0o666 & ~_umask())
@@ -91,10 +93,10 @@ def write(path: Path, text: str) -> None:
         raise _refusal(path, error) from error
 
 
-def _write_plainly(path: Path, text: str) -> None:
+def _write_plainly(path: Path, data: bytes) -> None:
     try:
-        with path.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with path.open("wb") as stream:
+            stream.write(data)
     except OSError as error:
         raise _refusal(path, error) from error
 

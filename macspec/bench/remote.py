@@ -209,7 +209,8 @@ def _piece(chunk: dict[str, Any]) -> tuple[str, str | None]:
     if isinstance(delta, dict):
         for key in ("reasoning_content", "reasoning", "content"):
             if isinstance(delta.get(key), str):
-                text += delta[key]
+                # Half of a surrogate pair is valid JSON and no text.
+                text += delta[key].encode(errors="replace").decode()
     finish = choices[0].get("finish_reason")
     return text, finish if isinstance(finish, str) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from macspec.bench.analysis import ALL, PLAIN, Row
 from macspec.bench.document import Report
@@ -26,6 +26,8 @@ def table(report: Report) -> str:
     lines += [_arm_line(report.row(arm), width) for arm in report.arms]
     if len(report.categories) > 1:
         lines += ["", *_category_lines(report, width)]
+    if energy := _energy(report):
+        lines += ["", *wrap(f"tokens per joule: {energy}")]
     best = report.best()
     if best is not None and best.spec_decode is not None:
         spec = best.spec_decode
@@ -68,6 +70,8 @@ def card(report: Report) -> str:
     if best is not None and best.spec_decode is not None:
         facts.append(f"accepted per round `{bars(best.spec_decode.accepted_histogram)}`")
         facts.append(identical_sentence(report, best))
+    if energy := _energy(report, {PLAIN, best.arm} if best is not None else {PLAIN}):
+        facts.append(f"tokens per joule: {energy}")
     peak = max((row.peak_memory for row in report.results), default=0)
     if peak:
         facts.append(f"peak {peak / 2**30:.2f} GiB")
@@ -111,6 +115,12 @@ def identical_sentence(report: Report, row: Row) -> str:
         gap = "" if first.gap is None else f", logit gap {abs(first.gap):.2g}"
         text += f" (first difference at token {first.position}{gap})"
     return text
+
+
+def _energy(report: Report, arms: Collection[str] | None = None) -> str:
+    """``plain 1.20, auto 1.93``, or "" without a power source."""
+    rows = [row for row in (report.row(arm) for arm in report.arms if arms is None or arm in arms) if row is not None]
+    return ", ".join(f"{row.arm} {row.tok_per_joule:.3g}" for row in rows if row.tok_per_joule is not None)
 
 
 def histogram(counts: Sequence[int]) -> str:

@@ -56,6 +56,8 @@ class Conditions:
     thermal: Callable[[], int | None] = lambda: None
     #: Times a fixed piece of work in milliseconds.
     canary: Callable[[], float] | None = None
+    #: Joules drawn so far; None where nobody measures them.
+    joules: Callable[[], float | None] = lambda: None
     #: Longest wait for the thermal level to return to where it was at the start.
     cool_down_s: float = 0.0
 
@@ -123,9 +125,15 @@ def run(
             for turn in plan:
                 if failures[turn.arm] >= MAX_FAILURES:
                     continue
+                before = world.joules()
                 sample = _answer(arms[turn.arm], prompts[turn.prompt], settings)
+                after = world.joules()
                 sample = dataclasses.replace(
-                    sample, repeat=turn.repeat, order=len(outcome.samples), thermal_level=world.thermal()
+                    sample,
+                    repeat=turn.repeat,
+                    order=len(outcome.samples),
+                    thermal_level=world.thermal(),
+                    joules=None if before is None or after is None else after - before,
                 )
                 outcome.samples.append(sample)
                 failures[turn.arm] = failures[turn.arm] + 1 if sample.error else 0

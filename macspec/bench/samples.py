@@ -67,6 +67,8 @@ class Sample(Wire):
     rounds: tuple[RoundSample, ...] = field(default_factory=tuple)
     peak_memory: int = 0
     thermal_level: int | None = None
+    #: Energy of the whole answer, prompt included; None where nobody measured it.
+    joules: float | None = None
     #: A sentence when there was no answer; such a sample carries no figures.
     error: str | None = None
 
@@ -98,8 +100,4 @@ class Arm(Protocol):
 
     def gap(self, prompt: Prompt, prefix: tuple[int, ...], first: int, second: int) -> float | None:
         """The target's logit gap between two candidate tokens after ``prefix``; None when the arm cannot say."""
-        ...
-
-    def close(self) -> None:
-        """Give back what the arm holds."""
         ...

@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="look at this model (default: the embedded one)")
     parser.add_argument("--drafter", metavar="NAME", help="look at this drafter")
     parser.add_argument("--kernels", action="store_true", help="list every kernel case that was tried here")
+    parser.add_argument(
+        "--first-run", action="store_true", help="also load the model, try every kernel, measure, and keep it in a file"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -27,13 +30,34 @@ def run(options: argparse.Namespace, sources: Sources | None = None) -> int:
     """Print the findings; 1 when something is broken."""
     facts = collect(sources or Sources(), options.model, options.drafter)
     findings = examine(facts)
+    broken = any(finding.level == "broken" for finding in findings)
+    if options.first_run and not broken:
+        return _first_run(options, sources or Sources(), findings)
     if options.json:
         print(json.dumps(values(facts, findings), ensure_ascii=False, indent=1))
     else:
         sys.stdout.write(text(findings))
         if options.kernels:
             sys.stdout.write(kernel_table(facts))
-    return 1 if any(finding.level == "broken" for finding in findings) else 0
+    return 1 if broken else 0
+
+
+def _first_run(options: argparse.Namespace, sources: Sources, findings: Sequence[Finding]) -> int:
+    """Nothing is broken: go on to what needs a model."""
+    from macspec.doctor.first_run import default_file, first_run
+
+    def again() -> dict[str, Any]:
+        facts = collect(sources, options.model, options.drafter)
+        return values(facts, examine(facts))
+
+    pair = {name: getattr(options, name) for name in ("model", "drafter") if getattr(options, name) is not None}
+    if options.json:
+        result = first_run(pair, again, lambda text: None, default_file())
+        print(json.dumps(result, ensure_ascii=False, indent=1))
+    else:
+        sys.stdout.write(text(findings) + "\n")
+        result = first_run(pair, again, print, default_file())
+    return 1 if result["failures"] or result["doctor"]["broken"] else 0
 
 
 def text(findings: Sequence[Finding]) -> str:

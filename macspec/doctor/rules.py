@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from macspec.doctor.facts import Facts, ProfileFacts
+from macspec.doctor.facts import Facts, PairFacts, ProfileFacts
 from macspec.machine import THERMAL_NAMES
 from macspec.request import Wire
 
@@ -239,8 +239,7 @@ def _pair(facts: Facts) -> Iterator[Finding]:
             if not pair.target_error
             else (f"The model {pair.target}: {pair.target_error.rstrip('.')}.")
         )
-        remedy = "" if "nstall it with" in pair.target_error else "It happens at the first use, or: macspec models pull"
-        yield Finding("model", level, message, remedy)
+        yield Finding("model", level, message, _how_to_get(pair))
     elif pair.target_error:
         yield Finding("model", "broken", f"The model {pair.target}: {pair.target_error}.", "Fetch the model again.")
     else:
@@ -266,6 +265,17 @@ def _pair(facts: Facts) -> Iterator[Finding]:
         else:
             block = pair.drafter_config.get("block_size", "?")
             yield Finding("drafter", "ok", f"A drafter with blocks of {block} is at {pair.drafter_path}.")
+
+
+def _how_to_get(pair: PairFacts) -> str:
+    """What to do about a target that is not here."""
+    if "nstall it with" in pair.target_error:
+        return ""
+    if "not on this machine" not in pair.target_error:
+        return "It happens at the first use."
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", pair.target, re.ASCII):
+        return f"Fetch it with: macspec models pull {pair.target}"
+    return "Check the path, or choose from: macspec models list"
 
 
 def drafter_mismatch(target: dict[str, object], drafter: dict[str, object]) -> str:

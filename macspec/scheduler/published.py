@@ -198,9 +198,13 @@ class SpecDecPlusPolicy:
 class AdaEDLPolicy:
     """AdaEDL (arXiv 2410.18351): stop where ``1 - sqrt(γ·H)`` falls below a threshold λ, H the draft's entropy.
 
-    The bound on acceptance follows from Pinsker's inequality; γ = 0.2. λ follows the acceptance rate as in Draft &
-    Verify (arXiv 2309.08168): ``AR ← 0.5·AR + 0.5·r``; λ is raised by ε = 0.01 when AR is under the target of 0.9, else
-    lowered; smoothed with 0.9. AdaEDL's own constants of that update could not be checked, these are Draft & Verify's.
+    The bound on acceptance follows from Pinsker's inequality. λ follows the acceptance rate, as in Draft & Verify
+    (arXiv 2309.08168): ``AR ← 0.5·AR + 0.5·r``; λ is raised by ε = 0.01 when AR is under the target of 0.9, else
+    lowered; smoothed with 0.9.
+
+    Neither paper was at hand. The stopping rule and γ = 0.2 come from a summary of AdaEDL; the form of λ's update and
+    its constants (0.5, 0.9, 0.01, 0.9) are recalled from Draft & Verify; the start of 0.4 and the limits 0.05 and 0.95
+    are ours.
     """
 
     name = "adaedl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -50,7 +51,7 @@ class Target:
             if dtype is not None:
                 model.set_dtype(getattr(mx, dtype))
             mx.eval(model.parameters())
-            tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=_eos(folder, config))
+            tokenizer = load_tokenizer(folder, _TOKENIZER, eos_token_ids=_eos(folder, config))
         except (ValueError, RuntimeError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(f"{folder} cannot be loaded as a model: {error}") from error
         model.eval()
@@ -100,6 +101,10 @@ class Target:
                 return cast(mx.array, owner.lm_head(hidden))
         return cast(mx.array, self._embedding.as_linear(hidden))
 
+
+#: Prompts that are too long are the engine's to refuse, with a sentence; the tokenizer's own limit would only print one
+#: of its own on standard error.
+_TOKENIZER = {"trust_remote_code": False, "model_max_length": sys.maxsize}
 
 #: What decoder stacks call their token embedding.
 _EMBEDDINGS = ("embed_tokens", "embeddings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import shutil
 
 import pytest
@@ -181,6 +182,23 @@ def test_a_fault_of_ours_keeps_its_traceback(pair, monkeypatch):
     monkeypatch.setattr("macspec.engine.loop.Engine.load", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["generate", "--model", str(pair[0]), "hi", "--depth", "0"])
+
+
+def test_the_tokenizer_says_nothing_of_long_prompts(pair, tmp_path):
+    """Its own complaint about length would go to standard error, past everything of ours."""
+    folder = shutil.copytree(pair[0], tmp_path / "short")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 16}))
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        assert len(Target.load(folder).tokenizer.encode("x" * 500)) > 16
+    finally:
+        logger.removeHandler(handler)
+    assert not said
 
 
 def test_target_load_reads_the_folder(pair):

@@ -77,9 +77,6 @@ class SyntheticArm:
     def gap(self, prompt: Prompt, prefix: tuple[int, ...], first: int, second: int) -> float | None:
         return 0.03
 
-    def close(self) -> None:
-        pass
-
 
 def some_prompts(count: int) -> list[Prompt]:
     return [

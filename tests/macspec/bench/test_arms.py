@@ -82,8 +82,8 @@ def test_arms_of_the_command_line(engine: Engine) -> None:
     assert names(engine, "--depth", "0,1,full") == ["plain", "depth 1", full]
     assert names(engine, "--depth", "2", "--mlx-lm") == ["plain", "depth 2", "mlx_lm"]
     assert names(engine, "--policy", "adaedl,full") == ["plain", "adaedl", "full"]
-    quick = names(engine, "--quick")
-    assert quick[0] == "plain" and quick[deepest] == full
+    # An engine without a cost ladder has no auto.
+    assert names(engine, "--quick") == ["plain", "depth 3", full]
     urls = names(engine, "--depth", "0", "--url", "http://h:1", "--url", "http://h:1=m")
     assert urls == ["plain", "h:1", "h:1 #2"]
 
@@ -100,9 +100,10 @@ def test_arms_of_the_command_line(engine: Engine) -> None:
     ],
 )
 def test_arms_that_cannot_be(engine: Engine, words: list[str], sentence: str) -> None:
-    joined = [f"{words[0]}={words[1]}"]
+    asked = options(f"{words[0]}={words[1]}")
     with pytest.raises(RequestError, match=sentence):
-        arm_choice.choose_arms(engine, options(*joined))
+        arm_choice.check_arm_options(asked)
+        arm_choice.choose_arms(engine, asked)
 
 
 def test_without_a_drafter_only_plain_is_left_and_said_so(target: Target) -> None:

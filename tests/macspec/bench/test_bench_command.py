@@ -14,7 +14,7 @@ import pytest
 from synthetic_engines import SyntheticArm, World
 from synthetic_reports import make_report
 
-from macspec.bench import export, runner, schema
+from macspec.bench import export, runner, schema, session
 from macspec.bench.document import dumps, read
 from macspec.bench.notices import Notice
 from macspec.bench.samples import Arm, Prompt, Sample, Settings
@@ -136,6 +136,12 @@ def test_a_full_disk_loses_nothing(stage: Stage, tmp_path: Path, capsys: pytest.
         (["--cool-down", "-5"], "use 0 to 3600"),
         (["--ctx", "many"], "write token counts"),
         (["--ctx", "1k", "--suite", "chat"], "either --suite or --ctx"),
+        (["--depth", "foo"], "--depth has 'foo'"),
+        (["--policy", "luck"], "no policy 'luck'"),
+        (["--url", "localhost:8080"], "write http://host:port"),
+        (["--api-key-env", "MACSPEC_NO_SUCH_KEY"], "is not set"),
+        (["--mlx-draft", "/no/such/folder"], "There is no folder '/no/such/folder'"),
+        (["--power", "true"], "gave no watts"),
     ],
 )
 def test_wrong_input_is_refused_before_loading(
@@ -176,6 +182,10 @@ def test_show_compare_and_plot(stage: Stage, tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == export.to_csv(fast)
     assert main(["bench", "plot", "fast.json"]) == 0
     assert (tmp_path / "fast.svg").read_text().startswith("<svg")
+    assert main(["bench", "plot", "fast.json", "-o", "fast.png"]) == 0
+    assert (tmp_path / "fast.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["bench", "plot", "fast.json", "-o", "fast.gif"]) == 2
+    assert "end in .svg or .png" in capsys.readouterr().err
     capsys.readouterr()
     assert main(["bench", "show"]) == 2
     assert "There is no result yet" in capsys.readouterr().err
@@ -199,6 +209,43 @@ def test_differences_get_their_gap(stage: Stage, tmp_path: Path) -> None:
     assert main(["bench", "--suite", "chat", "--json", "d.json"]) == 0
     (difference,) = read(tmp_path / "d.json").differences
     assert (difference.prompt, difference.position, difference.gap) == ("chat-1", 0, 0.03)
+
+
+def test_interrupting_the_look_at_differences_loses_nothing(stage: Stage, tmp_path: Path) -> None:
+    class Impatient(SyntheticArm):
+        def gap(self, prompt: Prompt, prefix: tuple[int, ...], first: int, second: int) -> float | None:
+            raise KeyboardInterrupt
+
+    answers = {f"chat-{number}": tuple(range(5000, 5400)) for number in (1, 2)}
+    stage.arms[1] = Impatient("depth 3", 80.0, stage.world, np.random.default_rng(0), depth=3, answers=answers)
+    assert main(["bench", "--suite", "chat", "--json", "d.json"]) == 130
+    result = read(tmp_path / "d.json")
+    assert len(result.samples) == 4 * 2 * 2 and len(result.differences) == 2
+
+
+def test_a_power_source_gives_tokens_per_joule(
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watts = "echo 20; exec sleep 300"
+    assert main(["bench", "--suite", "chat", "--power", watts, "--json", "p.json", "--csv", "p.csv"]) == 0
+    result = read(tmp_path / "p.json")
+    row = result.row("depth 3")
+    assert row is not None and row.tok_per_joule is not None and row.tok_per_joule > 0
+    own = [s for s in result.samples if s.arm == "depth 3"]
+    assert row.tok_per_joule == pytest.approx(sum(s.generation_tokens for s in own) / sum(s.joules or 0 for s in own))
+    assert "tokens per joule" in capsys.readouterr().out
+    assert repr(row.tok_per_joule) in (tmp_path / "p.csv").read_text()
+
+
+def test_a_run_against_the_clock_names_what_it_did_not_reach() -> None:
+    prompts = [Prompt("a-1", "a", "x"), Prompt("b-1", "b", "x"), Prompt("a-2", "a", "x")]
+    cut = Notice("cut_short", "The time limit ended the run.")
+    outcome = runner.Outcome([Sample("plain", "a-1", "a")], [cut], complete=False)
+    session._forgive_the_clock(outcome, prompts)
+    assert not outcome.complete and [n.message for n in outcome.notices] == ["The time was over before b."]
+    outcome = runner.Outcome([Sample("plain", p.id, p.category) for p in prompts[:2]], [cut], complete=False)
+    session._forgive_the_clock(outcome, prompts)
+    assert outcome.complete and not outcome.notices
 
 
 def test_tokens_that_fit_a_quick_run() -> None:

@@ -183,6 +183,16 @@ def test_waits_for_the_machine_to_cool_and_only_so_long() -> None:
     assert len(slept) == 12
 
 
+def test_energy_of_every_answer() -> None:
+    world = World()
+    arms: list[Arm] = [SyntheticArm(n, 40.0, world, np.random.default_rng(0)) for n in ("plain", "x")]
+    conditions = runner.Conditions(clock=world.clock, joules=lambda: 8.0 * world.now)
+    outcome = runner.run(arms, some_prompts(3), SETTINGS, conditions=conditions)
+    assert [s.joules for s in outcome.samples] == pytest.approx([8.0 * s.end_s for s in outcome.samples])
+    (row, *_) = analysis.analyse(outcome.samples, some_prompts(3), ["plain", "x"]).rows
+    assert row.tok_per_joule == pytest.approx(64 / (8.0 * outcome.samples[0].end_s))
+
+
 def test_warming_up_does_not_eat_the_run() -> None:
     world = World()
     arms: list[Arm] = [SyntheticArm(f"arm {i}", 1.0, world, np.random.default_rng(0)) for i in range(9)]

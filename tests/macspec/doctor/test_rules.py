@@ -175,7 +175,13 @@ SITUATIONS: dict[str, tuple[Facts, str, str, str]] = {
         having(MAC, pair=PairFacts("x", None, "x is not on this machine")),
         "broken",
         "not on this",
-        "pull",
+        "macspec models pull x",
+    ),
+    "no such folder": (
+        having(MAC, pair=PairFacts("/m/x", None, "/m/x is not on this machine")),
+        "broken",
+        "not on this",
+        "Check the path",
     ),
     "no drafter": (having(MAC, pair=PairFacts("x", "/m/t", "", TARGET)), "note", "plain speed", "models list"),
     "kernel failed": (
