@@ -44,6 +44,9 @@ class Speculation(Wire):
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     other_ms: float = 0.0
+    #: Exact mode: near-ties decided again, and the milliseconds that took beside the three above.
+    redecided: int = 0
+    redecide_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ def speculation(rounds: Sequence[RoundSample]) -> Speculation | None:
         draft_ms=float(sum(r.draft_ms for r in rounds)),
         verify_ms=float(sum(r.verify_ms for r in rounds)),
         other_ms=float(sum(r.other_ms for r in rounds)),
+        redecided=sum(r.redecided for r in rounds),
+        redecide_ms=float(sum(r.redecide_ms for r in rounds)),
     )
 
 

@@ -69,6 +69,10 @@ def choose_arms(engine: Engine, options: argparse.Namespace) -> tuple[list[Arm],
     if options.depth is None and options.policy is None:
         wanted.update(_default_arms(engine, options.quick, skipped))
     arms: list[Arm] = [EngineArm(engine, name, depth=depth, policy=rule) for name, (depth, rule) in wanted.items()]
+    if engine.exact and len(wanted) > 1:
+        # The same without its price: the last is the adaptive one where there is one.
+        name, (depth, rule) = list(wanted.items())[-1]
+        arms.append(EngineArm(engine, f"inexact {name}", depth=depth, policy=rule, exact=False))
     for arm in arms:
         assert isinstance(arm, EngineArm)
         _check_policy(engine, arm.depth, arm.policy)

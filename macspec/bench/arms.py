@@ -17,8 +17,10 @@ from macspec.request import Finished, GenerationRequest, Round, SamplingParams, 
 class EngineArm:
     """macspec's engine at one depth or with one policy."""
 
-    def __init__(self, engine: Engine, name: str, *, depth: str, policy: str = "rate") -> None:
-        self.engine, self.name, self.depth, self.policy = engine, name, depth, policy
+    def __init__(
+        self, engine: Engine, name: str, *, depth: str, policy: str = "rate", exact: bool | None = None
+    ) -> None:
+        self.engine, self.name, self.depth, self.policy, self.exact = engine, name, depth, policy, exact
 
     def request(self, prompt: Prompt, settings: Settings) -> GenerationRequest:
         """The request for a prompt; nothing is reused from earlier ones."""
@@ -31,6 +33,7 @@ class EngineArm:
             depth=self.depth,
             policy=self.policy,
             use_cache=False,
+            exact=self.exact,
         )
 
     def run(self, prompt: Prompt, settings: Settings) -> Sample:
@@ -96,6 +99,8 @@ def _round(event: Round) -> RoundSample:
         draft_ms=event.draft_ms,
         verify_ms=event.verify_ms,
         other_ms=event.other_ms,
+        redecided=event.redecided,
+        redecide_ms=event.redecide_ms,
         reason=event.reason,
     )
 

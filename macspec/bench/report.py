@@ -31,8 +31,10 @@ def table(report: Report) -> str:
     best = report.best()
     if best is not None and best.spec_decode is not None:
         spec = best.spec_decode
-        total = spec.draft_ms + spec.verify_ms + spec.other_ms
-        parts = (("draft", spec.draft_ms), ("verify", spec.verify_ms), ("other", spec.other_ms))
+        parts = [("draft", spec.draft_ms), ("verify", spec.verify_ms), ("other", spec.other_ms)]
+        if spec.redecided:
+            parts.append((f"{spec.redecided} near-ties again", spec.redecide_ms))
+        total = sum(ms for _, ms in parts)
         split = ", ".join(f"{name} {100 * ms / total:.0f} %" for name, ms in parts) if total > 0 else "no times"
         lines += ["", clip(f"{best.arm}: time {split}")]
         lines.append(f"  accepted  {histogram(spec.accepted_histogram)}")

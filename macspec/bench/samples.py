@@ -41,6 +41,9 @@ class RoundSample(Wire):
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     other_ms: float = 0.0
+    #: Exact mode: near-ties decided again, and the milliseconds that took.
+    redecided: int = 0
+    redecide_ms: float = 0.0
     reason: str = ""
 
 

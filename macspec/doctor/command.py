@@ -120,4 +120,5 @@ def values(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
             for p in facts.profiles
         ],
         "kernels": facts.kernels,
+        "row_noise": list(facts.row_noise),
     }

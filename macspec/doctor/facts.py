@@ -25,6 +25,8 @@ from macspec_models.hub import hub_cache, local_folder
 PACKAGES = ("macspec", "mlx", "mlx-metal", "mlx-cpu", "mlx-lm", "numpy", "huggingface-hub", "transformers", "textual")
 MLX_TIMEOUT_S = 60.0
 MAX_SMALL_FILE = 16 << 20
+#: Written by `macspec.profiling.row_noise`, which needs MLX and so is not imported here.
+ROW_NOISE_FILE = "row-noise.json"
 
 #: Run in a process of its own: importing MLX can abort, hang, or print from C++.
 _LOOK_AT_MLX = """
@@ -113,6 +115,8 @@ class Facts:
     #: Rows of the kernel verdict file: case to outcome, reason and ratio.
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
     kernels_error: str = ""
+    #: Measurements of exact mode: model, dtype, largest logit difference and expected near-ties per token.
+    row_noise: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,7 @@ def collect(sources: Sources, model: str | None = None, drafter: str | None = No
         },
         pair=read_pair(model, drafter),
         profiles=tuple(read_profiles(sources.cache / "profiles", sources.now())),
+        row_noise=_row_noise(sources.cache / "profiles" / ROW_NOISE_FILE),
         **_kernels(sources.cache / "profiles" / "kernels.json"),
     )
 
@@ -257,7 +262,7 @@ def read_profiles(folder: Path, now: float) -> list[ProfileFacts]:
     """Every stored cost ladder."""
     found = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        if path.name == "kernels.json" or path.name.endswith(".survival.json"):
+        if path.name in ("kernels.json", ROW_NOISE_FILE) or path.name.endswith(".survival.json"):
             continue
         values, error = _json(path)
         if error or not isinstance(values, dict):
@@ -293,6 +298,18 @@ def _kernels(path: Path) -> dict[str, Any]:
     if error or not isinstance(verdicts, dict) or not all(isinstance(v, dict) for v in verdicts.values()):
         return {"kernels_error": error or f"{path} is not a verdict file"}
     return {"kernels": verdicts}
+
+
+def _row_noise(path: Path) -> tuple[dict[str, Any], ...]:
+    """Usable entries; others are measured again when they are needed."""
+    values, _ = _json(path)
+    measured = values.get("measured") if isinstance(values, dict) else None
+    entries = list(measured.values()) if isinstance(measured, dict) else []
+    return tuple(
+        entry
+        for entry in entries
+        if isinstance(entry, dict) and all(isinstance(entry.get(name), (int, float)) for name in ("largest", "rate"))
+    )
 
 
 def _json(path: Path) -> tuple[Any, str]:

@@ -24,6 +24,8 @@ SMALL_MEMORY = 8 << 30
 OLD_LADDER_S = 180 * 86400
 #: A drafter that must be right this often per token will hardly be.
 HARD_SURVIVAL = 0.85
+#: Tokens of an answer that near-ties are expected in, to call exact mode cheap.
+TYPICAL_ANSWER = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,12 +402,39 @@ def _kernels(facts: Facts) -> Iterator[Finding]:
             yield Finding("kernels", "note", message, "Stock kernels run instead; please report macspec doctor --json.")
 
 
+def _exact(facts: Facts) -> Iterator[Finding]:
+    for entry in facts.row_noise:
+        name = f"{entry.get('target')} in {entry.get('dtype')}"
+        if entry["largest"] == 0:
+            yield Finding("exact", "ok", f"{name}: --exact is free, a row has the same bits in every pass.")
+            continue
+        told = f"a logit differs by up to {entry['largest']:.2g} with the number of rows"
+        if entry["rate"] * TYPICAL_ANSWER < 0.5:
+            often = (
+                f"about one token in {_round(1 / entry['rate'])} is decided again" if entry["rate"] > 0 else "rarely"
+            )
+            yield Finding("exact", "ok", f"{name}: --exact is nearly free; {told}, {often}.")
+        else:
+            yield Finding(
+                "exact",
+                "note",
+                f"{name}: --exact means nearly plain speed; {told}, so that one token in {_round(1 / entry['rate'])} "
+                "would have to be decided again.",
+                "Leave --exact out where near-ties may fall either way, or use float32 weights.",
+            )
+
+
 def gpu_generation(architecture: str) -> int:
     """``applegpu_g17s`` gives 17; phones (``p``) count one lower; 0 when unknown."""
     found = re.search(r"applegpu_g(\d+)([a-z])", architecture)
     if found is None:
         return 0
     return int(found.group(1)) - (1 if found.group(2) == "p" else 0)
+
+
+def _round(number: float) -> str:
+    """Two significant digits, thousands with commas."""
+    return f"{int(float(f'{number:.2g}')):,}"
 
 
 def _gb(size: int) -> str:
@@ -420,4 +449,4 @@ def _age(seconds: float) -> str:
     return f"{hours:.0f} hours" if hours >= 2 else f"{max(seconds, 0) / 60:.0f} minutes"
 
 
-RULES: tuple[Rule, ...] = (_machine, _python, _mlx, _state, _storage, _pair, _profiles, _kernels)
+RULES: tuple[Rule, ...] = (_machine, _python, _mlx, _state, _storage, _pair, _profiles, _kernels, _exact)

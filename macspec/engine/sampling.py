@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from macspec.engine.constraints import Constraints
+from macspec.engine.contest import contested, contested_draw
 from macspec.engine.grammar import GrammarState, Mask
-from macspec.engine.lead import drawn_lead, lead
 from macspec.engine.noise import derived_seed, gumbel_at, keyed_gumbel
 from macspec.engine.penalties import Penalties
 from macspec.engine.processors import best_tokens, truncated
@@ -113,10 +113,10 @@ class Chooser:
         # Two scores move by the bound each; a repetition penalty stretches a score.
         slack = 2.0 * bound * max(params.repetition_penalty, 1.0 / params.repetition_penalty)
         if params.temperature == 0.0:
-            return lead(scores, choices) <= slack
+            return contested(scores, choices, slack)
         slack /= params.temperature
         noise = keyed_gumbel(self.seed, position, scores.shape[0], self.vocab)
-        ahead = drawn_lead(
+        return contested_draw(
             scores / params.temperature,
             noise,
             choices,
@@ -125,7 +125,6 @@ class Chooser:
             top_p=params.top_p,
             min_p=params.min_p,
         )
-        return ahead <= slack
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take tokens into the answer: later rows follow them."""

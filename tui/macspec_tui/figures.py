@@ -80,6 +80,8 @@ def spent(stats: GenerationStats) -> list[str]:
     ]
     if stats.rounds:
         lines.append(f"  {stats.parked_rounds} of {stats.rounds} rounds plain")
+    if stats.redecided:
+        lines.append(f"  {stats.redecided} near-ties decided again, {stats.redecide_ms / 1000:.2f} s")
     return lines
 
 

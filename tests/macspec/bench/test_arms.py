@@ -88,6 +88,16 @@ def test_arms_of_the_command_line(engine: Engine) -> None:
     assert urls == ["plain", "h:1", "h:1 #2"]
 
 
+def test_exact_mode_is_compared_with_its_price_and_without(target: Target) -> None:
+    exact = Engine(target, random_drafter(target.vocab_size), exact=True)
+    arms, _ = arm_choice.choose_arms(exact, options("--depth", "0,2,full"))
+    assert [arm.name for arm in arms] == ["plain", "depth 2", "depth 7 (full)", "inexact depth 7 (full)"]
+    found = [arm.request(PROMPT, SETTINGS).exact for arm in arms if isinstance(arm, EngineArm)]
+    assert found == [None, None, None, False]
+    sample = arms[2].run(PROMPT, SETTINGS)
+    assert sample.tokens == arms[0].run(PROMPT, SETTINGS).tokens
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

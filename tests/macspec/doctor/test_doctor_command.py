@@ -10,7 +10,9 @@ import pytest
 from macspec import doctor
 from macspec.doctor import command, facts
 from macspec.doctor.facts import MlxFacts, Sources
+from macspec.engine.row_noise import RowNoise
 from macspec.machine import Probe
+from macspec.profiling.row_noise import FILE, RowNoiseStore, noise_identity
 from macspec.scheduler.ladder import Ladder
 
 
@@ -92,6 +94,26 @@ def test_profiles_are_read_and_bad_ones_explained(sources: Sources, capsys: pyte
     assert "t with d: 10.0 ms a pass, measured 2 hours ago" in shown
     assert "b.json is not JSON" in shown and "it has no 'contexts'" in shown
     assert "1 kernel cases were tried: 1 wins" in shown and "1.40" in shown
+
+
+@pytest.mark.parametrize(
+    ("largest", "near_ties", "told"),
+    [
+        (0.0, 0, "t in float16: --exact is free"),
+        (0.001, 0, "nearly free; a logit differs by up to 0.001"),
+        (0.001, 400, "one token in 3 would have to be decided again"),
+    ],
+)
+def test_doctor_says_what_exact_mode_costs(
+    sources: Sources, capsys: pytest.CaptureFixture[str], largest: float, near_ties: int, told: str
+) -> None:
+    noise = RowNoise(largest, compared=80, max_rows=8, density=0.01, tokens=1000, near_ties=near_ties)
+    key = noise_identity({"target": "t", "dtype": "float16"}, "mlx", None)
+    RowNoiseStore(sources.cache / "profiles").save(key, noise)
+    assert command.run(options(), sources) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert told in shown
+    assert FILE not in shown
 
 
 def test_a_wrong_drafter_is_named(sources: Sources, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
