@@ -97,12 +97,18 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=("off", "probe", "force"),
         help="Metal kernels: none, those that prove right and faster (default), or all that are right",
     )
+    group.add_argument(
+        "--exact",
+        action="store_const",
+        const=True,
+        help="give plain decoding's text also where rounding could turn a choice; macspec doctor says what it costs",
+    )
     add_download_options(group)
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, as keyword arguments of ``Engine.load``."""
-    names = ("model", "drafter", "context", "dtype", "kv_bits", "kernels")
+    names = ("model", "drafter", "context", "dtype", "kv_bits", "kernels", "exact")
     values = {name: getattr(options, name) for name in names}
     if options.disk_cache is not None:
         if not options.disk_cache > 0:

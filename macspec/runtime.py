@@ -14,10 +14,14 @@ import mlx.core as mx
 from macspec.engine.gpu_lock import GpuLock
 from macspec.engine.load import Progress
 from macspec.engine.loop import Engine
+from macspec.engine.row_noise import RowNoise
 from macspec.kernels.library import library_here
 from macspec.kernels.modules import install
 from macspec.kernels.round_cases import round_cases
+from macspec.machine import describe, state
+from macspec.profiling.identity import identity
 from macspec.profiling.policies import PolicyMaker, attach
+from macspec.profiling.row_noise import RowNoiseStore, noise_identity
 
 
 def _tell(sentence: str) -> None:
@@ -31,6 +35,8 @@ class Runtime(Engine):
     lock: GpuLock
     #: Name of the kernel set, part of a ladder's identity.
     kernels: str
+    _say: Callable[[str], None]
+    _noise_key: dict[str, Any]
 
     @classmethod
     def load(
@@ -41,6 +47,7 @@ class Runtime(Engine):
         say: Callable[[str], None] = _tell,
         profile: bool = True,
         kernels: str = "probe",
+        exact: bool = False,
         **options: Any,
     ) -> Self:
         """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options.
@@ -50,12 +57,14 @@ class Runtime(Engine):
             profile: measure the pair now if this machine never did, a few seconds; otherwise that happens when a rule
                 first needs it.
             kernels: ``off``, ``probe`` (use those that prove right and faster here) or ``force``.
+            exact: plain decoding's text also where near-ties could turn; see `macspec.engine.exact`.
         """
         lock = GpuLock()
         lock.acquire()
         try:
-            engine = super().load(model, drafter, say=say, **options)
+            engine = super().load(model, drafter, say=say, exact=exact, **options)
             engine.lock = lock
+            engine._say = say
             engine._use_kernels(kernels, options.get("progress"))
         except BaseException:
             lock.release()
@@ -63,17 +72,30 @@ class Runtime(Engine):
         engine.maker = attach(engine, progress=options.get("progress"), say=say)
         if profile and engine.drafter is not None:
             engine.maker.prepare()
+        if exact and engine.drafter is not None:
+            engine.row_noise()
         return engine
 
     def _use_kernels(self, mode: str, progress: Progress | None) -> None:
         """Let the kernels that prove themselves on this device take part; on a CPU there are none."""
-        library = library_here(mode)
+        library = library_here(mode, exact=self.exact)
         if library.kernels is not None:
             wanted = install(self.target.model, library, kv_bits=self.kv_bits).cases
             library.prepare([*wanted, *round_cases(library.kernels, self.target, self.drafter)], progress)
             self.use(library)
             self.race_device_rounds()
         self.kernels = library.summary
+
+    def row_noise(self) -> RowNoise:
+        """As in `Engine`, from this machine's store where it was measured before."""
+        if self._noise is None:
+            assert self.drafter is not None
+            key = noise_identity(identity(self, describe(), state()), self.kernels, self.kv_bits)
+            self._noise_key, self._noise = key, RowNoiseStore().load(key)
+            if self._noise is None:
+                self._say("Exact mode was not measured on this machine yet. Measuring it takes a few seconds.")
+                RowNoiseStore().save(key, super().row_noise())
+        return super().row_noise()
 
     def info(self) -> dict[str, Any]:
         """What is loaded, as plain values, with the ladder."""
@@ -91,6 +113,8 @@ class Runtime(Engine):
     def close(self) -> None:
         """Keep what was learned, give the device memory back."""
         self.maker.save()
+        if self._noise is not None and not self._noise.same_bits:
+            RowNoiseStore().save(self._noise_key, self._noise)
         self.prefixes.close()
         mx.clear_cache()
         self.lock.release()

@@ -92,6 +92,7 @@ def test_engine_options():
     assert engine_options(parser.parse_args([])) == {}
     given = parser.parse_args(["--model", "m", "--drafter", "none", "--context", "64"])
     assert engine_options(given) == {"model": "m", "drafter": "none", "context": 64}
+    assert engine_options(parser.parse_args(["--exact"])) == {"exact": True}
 
 
 @pytest.mark.parametrize(
