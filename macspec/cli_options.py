@@ -14,6 +14,8 @@ from macspec.errors import RequestError
 from macspec.limits import check_numbers
 from macspec.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
 
+DRAFTER_HELP = "a drafter, NAME+lookup, lookup, or none (default: the model's own with prompt lookup beside it)"
+
 T = TypeVar("T", SamplingParams, GenerationRequest)
 
 _ON, _OFF = ("on", "yes", "true", "1"), ("off", "no", "false", "0")
@@ -87,7 +89,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add what decides which models are loaded; `engine_options` reads them."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", metavar="NAME", help="registry name, folder or hub id; default: the embedded model")
-    group.add_argument("--drafter", metavar="NAME", help="the drafter; none drafts nothing (default: the model's own)")
+    group.add_argument("--drafter", metavar="NAME", help=DRAFTER_HELP)
     group.add_argument("--context", type=int, metavar="TOKENS", help="hold at most this many tokens")
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast the weights to this type")
     group.add_argument("--kv-bits", type=int, choices=(4, 8), help="keep the target's keys and values in so many bits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
@@ -12,8 +12,8 @@ import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before M
 import mlx.core as mx
 
 from macspec.engine.gpu_lock import GpuLock
-from macspec.engine.load import Progress
-from macspec.engine.loop import Engine
+from macspec.engine.load import Progress, own_counts
+from macspec.engine.loop import Cancelled, Engine
 from macspec.engine.row_noise import RowNoise
 from macspec.kernels.library import library_here
 from macspec.kernels.modules import install
@@ -22,6 +22,10 @@ from macspec.machine import describe, state
 from macspec.profiling.identity import identity
 from macspec.profiling.policies import PolicyMaker, attach
 from macspec.profiling.row_noise import RowNoiseStore, noise_identity
+from macspec.request import Event, GenerationRequest, Text
+from macspec_models import embedded
+from macspec_models.drafters.block import DFlashDrafter
+from macspec_models.drafters.frequency import TokenCounts
 
 
 def _tell(sentence: str) -> None:
@@ -33,6 +37,8 @@ class Runtime(Engine):
 
     maker: PolicyMaker
     lock: GpuLock
+    #: What the user's answers are made of; chooses the tokens a reduced draft head scores.
+    counts: TokenCounts | None = None
     #: Name of the kernel set, part of a ladder's identity.
     kernels: str
     _say: Callable[[str], None]
@@ -69,6 +75,9 @@ class Runtime(Engine):
         except BaseException:
             lock.release()
             raise
+        proposer = getattr(engine.drafter, "model", engine.drafter)
+        reduced = isinstance(proposer, DFlashDrafter) and proposer.head.rows is not None
+        engine.counts = own_counts() if reduced and engine.target.name == embedded.NAME else None
         engine.maker = attach(engine, progress=options.get("progress"), say=say)
         if profile and engine.drafter is not None:
             engine.maker.prepare()
@@ -97,6 +106,13 @@ class Runtime(Engine):
                 RowNoiseStore().save(key, super().row_noise())
         return super().row_noise()
 
+    def generate(self, request: GenerationRequest, cancelled: Cancelled = lambda: False) -> Iterator[Event]:
+        """As in `Engine`; counts the tokens where a reduced draft head is chosen by them."""
+        for event in super().generate(request, cancelled):
+            if self.counts is not None and isinstance(event, Text):
+                self.counts.add(token.id for token in event.tokens)
+            yield event
+
     def info(self) -> dict[str, Any]:
         """What is loaded, as plain values, with the ladder."""
         return {**super().info(), "ladder": self.maker.ladder_ms, "policy": "plain" if self.drafter is None else "rate"}
@@ -113,6 +129,8 @@ class Runtime(Engine):
     def close(self) -> None:
         """Keep what was learned, give the device memory back."""
         self.maker.save()
+        if self.counts is not None:
+            self.counts.save()
         if self._noise is not None and not self._noise.same_bits:
             RowNoiseStore().save(self._noise_key, self._noise)
         self.prefixes.close()

@@ -35,7 +35,9 @@ def smollm(smollm_folder: Path):
 
 @pytest.fixture(scope="session", autouse=True)
 def private_profiles(tmp_path_factory: pytest.TempPathFactory):
-    """Ladders measured by tests, on a machine busy with tests, must not become the user's."""
+    """Ladders measured by tests, on a machine busy with tests, must not become the user's; nor their tokens."""
+    import platformdirs
+
     from macspec.profiling.store import ProfileStore
 
     folder, original = tmp_path_factory.mktemp("profiles"), ProfileStore.__init__
@@ -45,6 +47,7 @@ def private_profiles(tmp_path_factory: pytest.TempPathFactory):
             original(self, place or folder)
 
         patch.setattr(ProfileStore, "__init__", private)
+        patch.setattr(platformdirs, "user_data_dir", lambda *names, **options: str(folder))
         yield
 
 

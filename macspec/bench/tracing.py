@@ -73,7 +73,9 @@ def record(engine: Engine, prompts: Sequence[Prompt], settings: Settings, path: 
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             recorder = Recorder(TraceWriter(stream, header))
-            own = Engine(engine.target, engine.drafter, policy_factory=lambda _: recorder)
+            # Confidences of a lookup beside it are not comparable, so the model drafter drafts alone.
+            drafter = getattr(engine.drafter, "model", engine.drafter)
+            own = Engine(engine.target, drafter, policy_factory=lambda _: recorder)
             arm = EngineArm(own, "trace", depth="full")
             try:
                 for prompt in prompts:

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
+
 from macspec.engine.memory import check_load, configure, memory_limit
 from macspec.machine import describe
 from macspec_models import embedded, hub, registry
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.combined import CombinedDrafter
+from macspec_models.drafters.frequency import TokenCounts
 from macspec_models.drafters.interface import Drafter
 from macspec_models.drafters.lookup import LookupDrafter
 from macspec_models.errors import ModelError
@@ -59,8 +62,9 @@ def load_pair(
 
     Args:
         model: None takes the best known one that is on this machine.
-        drafter: None takes the one known for the model; ``none`` loads none; ``lookup`` looks drafts up in the text so
-            far; ``NAME+lookup`` or ``+lookup`` takes whichever of both is the better buy each round.
+        drafter: ``lookup`` looks drafts up in the text so far; ``NAME`` is a model drafter; ``NAME+lookup`` takes
+            whichever of both is the better buy each round; ``none`` loads none. None takes the drafter known for the
+            model, with lookup.
         dtype: cast the target's weights to ``float32``, ``float16`` or ``bfloat16``.
         say: gets one sentence when another model would be better.
 
@@ -85,9 +89,16 @@ def load_pair(
     if draft_folder is None:
         return Pair(target, None, reason)
     report("loading the drafter", 0, 0)
-    rows = embedded.frequent_tokens(EMBEDDED_HEAD_ROWS) if model == embedded.NAME and drafter is None else None
+    ours = model == embedded.NAME and drafter in (None, embedded.NAME)
+    rows = own_counts().rows(EMBEDDED_HEAD_ROWS, target.eos) if ours else None
     loaded: Drafter = load_drafter(draft_folder, target, head_rows=rows)
-    return Pair(target, CombinedDrafter(loaded) if beside else loaded)
+    return Pair(target, CombinedDrafter(loaded) if beside or drafter is None else loaded)
+
+
+def own_counts() -> TokenCounts:
+    """Token counts of the embedded pair; the user's own part is a file only the user can read."""
+    folder = Path(platformdirs.user_data_dir("macspec", appauthor=False)) / "tokens"
+    return embedded.token_counts(folder / f"{embedded.NAME}.npz")
 
 
 def _drafter_folder(model: str, drafter: str | None, report: Progress) -> tuple[Path | None, str]:

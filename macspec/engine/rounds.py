@@ -18,7 +18,7 @@ from macspec.engine.session import Session
 from macspec.engine.verify import accepted_prefix
 from macspec.kernels.ops import RoundOps
 from macspec.scheduler.interface import Decision, DepthPolicy, RoundOutcome, RoundState, SlotConfidence
-from macspec_models.drafters.interface import DraftBlock
+from macspec_models.drafters.interface import DraftBlock, DraftContext, Drafter, FreeDrafter
 
 T = TypeVar("T")
 
@@ -220,12 +220,21 @@ class Rounds:
         if session.drafter is None or session.context is None or state.max_depth == 0:
             return
         limit = self.policy.draft_limit(state)
-        if limit == 0:
-            return
         mark = time.perf_counter()
-        self._limit = limit
-        self._block = self._guarded(self._draft, session.recover, waits=False)
+        if limit == 0:
+            self._block = self._free_draft(session.drafter, session.context, state)
+        else:
+            self._limit = limit
+            self._block = self._guarded(self._draft, session.recover, waits=False)
         self._draft_seconds += time.perf_counter() - mark
+
+    def _free_draft(self, drafter: Drafter, context: DraftContext, state: RoundState) -> DraftBlock | None:
+        """What the drafter has without running its model, in a round in which the policy pays for no draft."""
+        if not isinstance(drafter, FreeDrafter):
+            return None
+        limit = self.policy.draft_limit(dataclasses.replace(state, free=True))
+        block = drafter.draft_free(context, self.session.tokens, limit=limit)
+        return block if block.tokens.shape[0] else None
 
     def _draft(self) -> DraftBlock:
         """Build a draft and hand it to the device."""

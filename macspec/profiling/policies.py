@@ -12,10 +12,11 @@ from macspec.profiling.measure import Meter
 from macspec.profiling.store import Profile, ProfileStore
 from macspec.scheduler.cost import CostModel
 from macspec.scheduler.dscale import LengthPredictor
-from macspec.scheduler.interface import DepthPolicy
+from macspec.scheduler.interface import LOOKUP, DepthPolicy
 from macspec.scheduler.policies import make_policy, needs_cost
 from macspec.scheduler.store import load_survival, save_survival
 from macspec.scheduler.survival import Prior, SurvivalModel
+from macspec_models.drafters.combined import CombinedDrafter
 
 #: Prompt lookup reports chances it has already settled against what came.
 LOOKUP_PRIOR = Prior(1.0, 0.0)
@@ -108,6 +109,9 @@ class PolicyMaker:
             stored = self._measure(key, before)
         self._profile = stored
         self._cost = None
+        drafter = self.engine.drafter
+        if isinstance(drafter, CombinedDrafter):
+            drafter.choice.draft_share = stored.ladder.draft[0] / stored.ladder.verify[0][0]
         return stored
 
     def _measure(self, key: dict[str, Any], before: State) -> Profile:
@@ -127,7 +131,7 @@ class PolicyMaker:
 
     def _table(self, source: str) -> SurvivalModel:
         if source not in self._learned:
-            model = SurvivalModel(LOOKUP_PRIOR if source == "lookup" else None)
+            model = SurvivalModel(LOOKUP_PRIOR if source == LOOKUP else None)
             load_survival(self.store.survival_path(self.prepare().identity, source), model)
             self._learned[source] = model
         return self._learned[source]
@@ -135,6 +139,8 @@ class PolicyMaker:
     def _predictor(self) -> LengthPredictor | None:
         """The pair's length predictor, with the drafter set to feed it; None where the drafter cannot have one."""
         drafter = self.engine.drafter
+        if isinstance(drafter, CombinedDrafter):
+            drafter = drafter.model
         folder = getattr(drafter, "folder", None)
         if folder is None or not hasattr(drafter, "feature_map"):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from macspec.scheduler.interface import RoundOutcome
+from macspec.scheduler.interface import LOOKUP, RoundOutcome
 from macspec.scheduler.ladder import Ladder
 
 #: A sample is taken for at most this factor more or less than expected, so one stall cannot move the ladder.
@@ -100,7 +100,7 @@ class CostModel:
             ratio = _clip(outcome.verify_ms / (self._base[depth] * self._shared * row), SAMPLE_CLIP)
             self._shared = _clip(self._shared * (1.0 + SHARED_WEIGHT * (ratio - 1.0)), SHARED_BOUND)
             self._rows[depth] = _clip(row * (1.0 + ROW_WEIGHT * (ratio - 1.0)), ROW_BOUND)
-        if outcome.drafted and _usable(outcome.draft_ms) and self._base_draft > 0:
+        if outcome.drafted and outcome.source != LOOKUP and _usable(outcome.draft_ms) and self._base_draft > 0:
             ratio = _clip(outcome.draft_ms / (self._base_draft * self._draft), SAMPLE_CLIP)
             self._draft = _clip(self._draft * (1.0 + ROW_WEIGHT * (ratio - 1.0)), SHARED_BOUND)
         other = outcome.other_ms

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+#: The proposer that runs no model: what it drafts costs nothing until it is verified.
+LOOKUP = "lookup"
+
 
 @dataclass(frozen=True, slots=True)
 class SlotConfidence:
@@ -34,6 +37,8 @@ class RoundState:
     features: Sequence[float] = ()
     #: Kind of proposer that made this block, where a drafter has several; their confidences are not comparable.
     source: str = ""
+    #: Asked once more: only what costs no draft, such as a prompt lookup, would be proposed.
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from macspec.scheduler.cost import CostModel
 from macspec.scheduler.depth import RateMeter, best_depth, is_flat
-from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
+from macspec.scheduler.interface import LOOKUP, Decision, RoundOutcome, RoundState
 from macspec.scheduler.parking import Mode, Parking
 from macspec.scheduler.plan import DepthPlan
 from macspec.scheduler.survival import SurvivalModel
@@ -57,15 +57,18 @@ class RatePolicy:
         return self._tables[source]
 
     def draft_limit(self, state: RoundState) -> int:
+        limit = min(state.max_depth, self.cost.max_depth)
+        if state.free:
+            return max(0, limit)
         self._parked = False
-        if state.max_depth <= 0:
+        if limit <= 0:
             return 0
         if state.context < self._context:
             self.parking.new_request()
         self._context = state.context
         probe_ms = self.cost.draft_ms(state.context) + self.cost.overhead_ms
         self._parked = self.parking.next(probe_ms) is Mode.PARKED
-        return 0 if self._parked else min(state.max_depth, self.cost.max_depth)
+        return 0 if self._parked else limit
 
     def choose(self, state: RoundState) -> Decision:
         cost = self.cost
@@ -97,7 +100,7 @@ class RatePolicy:
         if limit <= 0:
             return None
         verify = cost.verify_curve(state.context)
-        draft_ms = cost.draft_ms(state.context)
+        draft_ms = 0.0 if state.source == LOOKUP else cost.draft_ms(state.context)
         replay = cost.ladder.replay
         if is_flat(verify[: limit + 1]) and not replay:
             return DepthPlan.fixed(limit, draft_ms)
@@ -112,10 +115,12 @@ class RatePolicy:
         if not ms > 0.0 or ms == float("inf"):
             return
         self._meter.add(outcome.committed, ms)
-        if not outcome.drafted:
+        if outcome.drafted:
+            self.table(outcome.source).observe(outcome)
+        if not outcome.drafted or outcome.source == LOOKUP:
+            # Parking is about drafts that cost something.
             self.parking.plain_round(ms)
             return
-        self.table(outcome.source).observe(outcome)
         plain_ms = self.cost.plain_ms(outcome.context)
         real = outcome.committed - ms / plain_ms
         expected = real if self._expected is None else self._expected - ms / plain_ms

@@ -15,7 +15,7 @@ from macspec_models.drafters.block import Noise
 from macspec_models.drafters.choice import ProposerChoice
 from macspec_models.drafters.interface import DraftBlock, DraftContext, Drafter
 from macspec_models.drafters.lookup import LookupContext, lookup_block
-from macspec_models.drafters.suffix import MatchRecord
+from macspec_models.drafters.suffix import Match, MatchRecord
 
 
 class CombinedContext:
@@ -67,17 +67,14 @@ class CombinedContext:
 
 
 class CombinedDrafter:
-    """Wraps a model drafter.
+    """Wraps a model drafter, which reads the features. A lookup proposes at most as many tokens as the model's block.
 
-    Args:
-        model: the drafter that reads features.
-        lookup_depth: most tokens a lookup proposes.
-        draft_share: cost of a model draft in verification passes; set it from the measured ladder.
+    ``choice.draft_share`` is to be set from the measured ladder.
     """
 
-    def __init__(self, model: Drafter, *, lookup_depth: int = 10, draft_share: float = 0.2) -> None:
-        self.model, self.lookup_depth = model, lookup_depth
-        self.record, self.choice = MatchRecord(), ProposerChoice(draft_share)
+    def __init__(self, model: Drafter) -> None:
+        self.model = model
+        self.record, self.choice = MatchRecord(), ProposerChoice()
 
     @property
     def kind(self) -> str:
@@ -92,7 +89,12 @@ class CombinedDrafter:
     @property
     def max_depth(self) -> int:
         """Most draft tokens of either proposer."""
-        return max(self.model.max_depth, self.lookup_depth)
+        return self.model.max_depth
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model drafter's weights."""
+        return int(getattr(self.model, "nbytes", 0))
 
     def new_context(self) -> CombinedContext:
         """An empty context."""
@@ -118,11 +120,18 @@ class CombinedDrafter:
     ) -> DraftBlock:
         """Propose by the better buy; ``DraftBlock.source`` says which it was. See ``Drafter.draft``."""
         held = cast(CombinedContext, context)
-        held.model_drafted = False
-        count = self.lookup_depth if limit is None else max(0, min(limit, self.lookup_depth))
-        match = held.lookup.propose(history, count, self.record)
+        match = self._match(held, history, limit)
         if match is not None and self.choice.prefers_lookup(self.record.chances(match)):
             return lookup_block(match, self.record)
         held.model_drafted = True
         block = self.model.draft(held.model, anchor, history, limit=limit, noise=noise)
         return DraftBlock(block.tokens, block.confidence, self.model.kind)
+
+    def draft_free(self, context: DraftContext, history: Sequence[int], *, limit: int) -> DraftBlock:
+        """What prompt lookup proposes; the model does not draft. See ``FreeDrafter.draft_free``."""
+        return lookup_block(self._match(cast(CombinedContext, context), history, limit), self.record)
+
+    def _match(self, held: CombinedContext, history: Sequence[int], limit: int | None) -> Match | None:
+        held.model_drafted = False
+        count = self.max_depth if limit is None else max(0, min(limit, self.max_depth))
+        return held.lookup.propose(history, count, self.record)

@@ -5,6 +5,7 @@ A head reduced to the frequent tokens makes drafting cheaper and can propose not
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,19 +37,23 @@ class TokenCounts:
             raise CheckpointError(f"The token counts are for a vocabulary of {shipped.size:,}, not of {vocab:,}.")
         self.vocab, self._path = vocab, own
         self._shipped = np.zeros(vocab, np.int64) if shipped is None else shipped.astype(np.int64)
-        self._own = np.zeros(vocab, np.int64)
-        if own is not None and own.exists():
-            try:
-                kept = read_counts(own)
-            except CheckpointError:
-                # A damaged private file costs a little speed, not an answer; it is written anew.
-                kept = self._own
-            if kept.shape == (vocab,):
-                self._own = kept.astype(np.int64)
+        self._kept, self._fresh = self._stored(), np.zeros(vocab, np.int64)
+
+    def _stored(self) -> NDArray[np.int64]:
+        """The private file's counts; a damaged one costs a little speed, not an answer, and is written anew."""
+        with contextlib.suppress(CheckpointError):
+            if self._path is not None and self._path.exists():
+                kept = read_counts(self._path)
+                if kept.shape == (self.vocab,):
+                    return kept.astype(np.int64)
+        return np.zeros(self.vocab, np.int64)
+
+    def _score(self) -> NDArray[np.int64]:
+        return self._shipped + OWN_WEIGHT * (self._kept + self._fresh)
 
     def add(self, tokens: Iterable[int]) -> None:
         """Count emitted tokens; ids outside the vocabulary are refused with ``IndexError``."""
-        np.add.at(self._own, np.fromiter(tokens, np.int64), 1)
+        np.add.at(self._fresh, np.fromiter(tokens, np.int64), 1)
 
     def rows(self, size: int, always: Iterable[int] = ()) -> NDArray[np.int64]:
         """The ``size`` most frequent token ids, ascending, ``always`` among them.
@@ -57,25 +62,26 @@ class TokenCounts:
         """
         if not 0 < size <= self.vocab:
             raise ValueError(f"size must be between 1 and {self.vocab}, not {size}")
-        score = self._shipped + OWN_WEIGHT * self._own
+        score = self._score()
         score[np.fromiter(always, np.int64)] = np.iinfo(np.int64).max
         return np.sort(np.argsort(-score, kind="stable")[:size])
 
     def coverage(self, rows: NDArray[np.int64]) -> float:
         """Share of all counted tokens that ``rows`` hold."""
-        score = self._shipped + OWN_WEIGHT * self._own
+        score = self._score()
         return float(score[rows].sum() / max(1, score.sum()))
 
     def save(self) -> None:
-        """Write the user's own counts, whole or not at all."""
-        if self._path is None:
+        """Add what was counted since to the private file, whole or not at all; other processes' counts stay."""
+        if self._path is None or not self._fresh.any():
             return
+        self._kept, self._fresh = self._stored() + self._fresh, np.zeros(self.vocab, np.int64)
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                np.savez_compressed(file, counts=self._own.astype(np.uint32))
+                np.savez_compressed(file, counts=self._kept.astype(np.uint32))
             partial.replace(self._path)
         finally:
             partial.unlink(missing_ok=True)

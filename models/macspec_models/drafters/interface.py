@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
@@ -104,4 +104,13 @@ class Drafter(Protocol):
             noise: ``noise(first_position, rows)`` gives the target's own keyed noise ``[rows, vocab]`` already scaled
                 by the temperature; when given, slot k takes the arg max of logits plus its row (coupled drafting).
         """
+        ...
+
+
+@runtime_checkable
+class FreeDrafter(Protocol):
+    """A drafter that has proposals which no model has to be run for, so that they are worth a look in any round."""
+
+    def draft_free(self, context: DraftContext, history: Sequence[int], *, limit: int) -> DraftBlock:
+        """What can be had for nothing, perhaps no token at all; else as ``Drafter.draft``."""
         ...

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from macspec_models.drafters.frequency import EMBEDDED_COUNTS, TokenCounts, read_counts
 from macspec_models.embedded.convert import target_folder
 
 #: Name of the embedded pair wherever a model is asked for.
@@ -18,12 +19,15 @@ def drafter_folder() -> Path:
     return Path(__file__).parent / "drafter"
 
 
+def token_counts(own: Path | None = None) -> TokenCounts:
+    """How often the target writes each token: counts that ship with the pair, with the user's own from a file."""
+    shipped = read_counts(EMBEDDED_COUNTS)
+    return TokenCounts(shipped.size, shipped, own)
+
+
 def frequent_tokens(count: int) -> NDArray[np.int64]:
     """The token ids the target writes most often, ascending; the counts ship with the pair."""
-    from macspec_models.drafters.frequency import TokenCounts, read_counts
-
-    counts = read_counts(Path(__file__).parent / "token_counts.npz")
-    return TokenCounts(counts.size, counts).rows(count)
+    return token_counts().rows(count)
 
 
-__all__ = ["NAME", "drafter_folder", "frequent_tokens", "target_folder"]
+__all__ = ["NAME", "drafter_folder", "frequent_tokens", "target_folder", "token_counts"]

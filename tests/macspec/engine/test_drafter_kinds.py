@@ -10,6 +10,9 @@ import pytest
 
 from macspec.api import collect
 from macspec.engine.loop import Engine
+from macspec.request import Round
+from macspec.scheduler.interface import RoundState
+from macspec.scheduler.simple import FixedPolicy
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.combined import CombinedDrafter
 from macspec_models.drafters.lookup import LookupDrafter
@@ -46,6 +49,28 @@ def test_every_kind_gives_the_plain_tokens(kind: str, temperature: float, target
     engine = Engine(target, make(kind, target, tmp_path), prefill_chunk=5)
     for depth in ("2", "full"):
         assert collect(engine.generate(ask(prompt, depth, **sampling)))[0].tokens == plain.tokens
+
+
+class Thrifty(FixedPolicy):
+    """Pays for no draft, takes what is free."""
+
+    def draft_limit(self, state: RoundState) -> int:
+        return state.max_depth if state.free else 0
+
+
+@pytest.mark.parametrize("kind", ["combined", "dflash"])
+def test_lookup_goes_on_where_no_draft_is_paid_for(kind: str, target: Any, tmp_path: Path) -> None:
+    prompt = random_prompt(11, VOCAB, seed=1)
+    request = ask(prompt, "auto", max_tokens=120, ignore_eos=True)
+    plain = collect(Engine(target, None, prefill_chunk=5).generate(request))[0]
+    drafter = make(kind, target, tmp_path)
+    engine = Engine(target, drafter, prefill_chunk=5, policy_factory=lambda name: Thrifty(7))
+    rounds = [event for event in engine.generate(request) if isinstance(event, Round)]
+    answer = collect(engine.generate(request))[0]
+    assert answer.tokens == plain.tokens
+    accepted = sum(event.accepted for event in rounds)
+    # This target runs in circles; a drafter without lookup has nothing for free.
+    assert accepted > 40 if kind == "combined" else accepted == sum(event.drafted for event in rounds) == 0
 
 
 def test_lookup_repeats_what_the_target_repeats(target: Any) -> None:

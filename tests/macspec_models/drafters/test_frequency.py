@@ -41,6 +41,17 @@ def test_own_tokens_move_the_ranking_and_are_kept_privately(tmp_path: Path) -> N
     assert TokenCounts(4, np.array([8, 7, 0, 0])).rows(1).tolist() == [0]
 
 
+def test_two_processes_that_count_at_once_both_count(tmp_path: Path) -> None:
+    path = tmp_path / "counts.npz"
+    one, other = (TokenCounts(4, own=path) for _ in range(2))
+    one.add([0, 0, 1])
+    other.add([1, 1])
+    one.save()
+    other.save()
+    one.save()  # nothing new: nothing counts twice
+    assert read_counts(path).tolist() == [2, 3, 0, 0]
+
+
 def test_damaged_or_foreign_private_files_count_nothing(tmp_path: Path) -> None:
     path = tmp_path / "counts.npz"
     path.write_bytes(b"PK\x03\x04 no archive")

@@ -126,7 +126,7 @@ def test_choice_weighs_the_cost_of_drafting() -> None:
 class FakeModel:
     """A model drafter that is wrong, or right about the first token when it is told the text."""
 
-    kind, taps, max_depth = "dflash", (1, 2), 3
+    kind, taps, max_depth = "dflash", (1, 2), 10
 
     def __init__(self, text: Sequence[int] = ()) -> None:
         self.text = text
@@ -139,7 +139,7 @@ class FakeModel:
 
     def draft(self, context: Any, anchor: int, history: Sequence[int], *, limit: Any = None, noise: Any = None) -> Any:
         count = self.max_depth if limit is None else min(limit, self.max_depth)
-        tokens = [*self.text[len(history) : len(history) + 1], -1, -1, -1]
+        tokens = [*self.text[len(history) : len(history) + 1], *[-1] * self.max_depth]
         return DraftBlock(mx.array(tokens[:count], dtype=mx.int32), mx.zeros((count, 3)))
 
 
@@ -213,7 +213,8 @@ def test_misleading_repetition_is_unlearned() -> None:
 
 def test_when_neither_is_any_good_the_free_one_drafts() -> None:
     text = [7, 8, 9] * 3 + [7, 8, 1, 7, 8, 2, 7, 8, 3, 7, 8, 4, 7, 8, 5, 7, 8, 6] * 20
-    combined = CombinedDrafter(FakeModel(), draft_share=0.5)
+    combined = CombinedDrafter(FakeModel())
+    combined.choice.draft_share = 0.5
     assert run(combined, text, 9)["lookup"] > 0
 
 
@@ -232,6 +233,22 @@ def test_contexts_trim_and_fork() -> None:
     restored.fill(context.export(), 3)
     restored.skip(2)
     assert restored.length == 5
+
+
+def test_free_drafts_run_no_model_and_are_settled_too() -> None:
+    model = FakeModel()
+    combined = CombinedDrafter(model)
+    context = combined.new_context()
+    text = [1, 2, 3, 4, 5, 1, 2, 3]
+    combined.extend(context, mx.zeros((len(text) - 1, 0)))
+    expected = combined.choice.model_expects
+    block = combined.draft_free(context, text, limit=2)
+    assert (block.tokens.tolist(), block.source) == ([4, 5], "lookup")
+    before = combined.record.share(3)
+    combined.extend(context, mx.zeros((1, 0)))
+    assert combined.draft_free(context, [*text, 9], limit=4).tokens.shape == (0,)
+    assert combined.record.share(3) < before  # 4 was proposed and 9 came
+    assert combined.choice.model_expects == expected
 
 
 def test_nothing_wanted_gives_nothing() -> None:
