@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -93,9 +93,11 @@ class Meter:
             late = spent * (sweep + 1) > self.budget_s * max(1, sweep)
             if late and sweep >= LEAST:
                 break
-            # A slow machine measures every row count at every context once, and then only the first context again.
+            # A slow machine measures a few row counts at longer contexts once, and then only the first context again.
             used = [0] if late and sweep else range(count)
-            shapes = [(number, rows) for number in used for rows in range(1, self.rows + 1)]
+            everywhere = range(1, self.rows + 1)
+            few = sorted({1, (self.rows + 1) // 2, self.rows})
+            shapes = [(number, rows) for number in used for rows in (everywhere if number == 0 or sweep else few)]
             order.shuffle(shapes)
             for number, rows in shapes:
                 verify[number][rows - 1].append(self._verify(beds[number], rows))
@@ -104,10 +106,14 @@ class Meter:
             for number in used:
                 draft[number].append(self._draft(beds[number]))
         self._report(total, total)
-        curves = [[statistics.median(samples) for samples in times] for times in verify]
-        for number in range(1, count):
-            if len(verify[number][0]) < LEAST:
-                curves[number] = lifted(curves[0], curves[number])
+        medians = [
+            {rows: statistics.median(samples) for rows, samples in enumerate(times, 1) if samples} for times in verify
+        ]
+        first = list(medians[0].values())
+        curves = [
+            lifted(first, found) if min(map(len, times)) < LEAST and number else list(found.values())
+            for number, (found, times) in enumerate(zip(medians, verify, strict=True))
+        ]
         return Ladder(
             contexts=self.contexts,
             verify=tuple(tuple(curve) for curve in curves),
@@ -115,7 +121,7 @@ class Meter:
             replay=self._replays(beds[0]),
             name=name,
             notes={
-                "repeats": [len(times[0]) for times in verify],
+                "repeats": [min(map(len, times)) for times in verify],
                 "seconds": round(self._clock() - begin, 2),
             },
         )
@@ -183,15 +189,15 @@ def unrepeated(count: int, vocab: int, anchor: int) -> list[int]:
     return [*random.Random(0).choices(range(vocab), k=count), anchor]
 
 
-def lifted(base: Sequence[float], few: Sequence[float]) -> list[float]:
-    """``base`` plus the straight line in rows that fits how much higher ``few``, a noisy curve, lies.
+def lifted(base: Sequence[float], few: Mapping[int, float]) -> list[float]:
+    """``base`` plus the straight line in rows that fits how much higher ``few``, noisy times by row count, lie.
 
     More cached tokens cost every row its attention and every pass a read of the cache, and nothing else.
     """
-    rows = np.arange(1, len(base) + 1)
-    slope, offset = np.polyfit(rows, np.asarray(few) - np.asarray(base), 1)
-    slope = max(0.0, float(slope))
-    offset = max(-slope, float(np.mean(few) - np.mean(base)) - slope * float(rows.mean()))
+    rows = np.array(list(few))
+    higher = np.array(list(few.values())) - np.asarray(base)[rows - 1]
+    slope = max(0.0, float(np.polyfit(rows, higher, 1)[0]))
+    offset = max(-slope, float(higher.mean()) - slope * float(rows.mean()))
     return [ms + max(0.0, offset + slope * row) for row, ms in enumerate(base, 1)]
 
 

@@ -255,6 +255,7 @@ def block_loss(
     weights: mx.array,
     head: mx.array,
     correction: mx.array,
+    *,
     dropout: float = 0.0,
 ) -> tuple[mx.array, mx.array]:
     """Position-decayed cross-entropy of the mask slots, and which slots were right ``[blocks, slots]``."""
