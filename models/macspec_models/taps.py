@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -84,7 +84,8 @@ class Taps:
 
     def features(self) -> mx.array:
         """Concatenated outputs of the last forward pass in ascending order of layers, ``[n, taps * width]``."""
-        return mx.concatenate([self._taps[number].output for number in self.numbers], axis=-1)[0]
+        outputs = [cast(mx.array, self._taps[number].output) for number in self.numbers]
+        return mx.concatenate(outputs, axis=-1)[0]
 
     def _put(self, layers: dict[int, Any]) -> None:
         for number, layer in layers.items():
