@@ -82,6 +82,18 @@ def pass_times(model: dict[str, Any], chip: dict[str, Any], rows: int, context: 
     return {"floor_ms": floor_ms(model, chip, rows, context), "stock_ms": stock, "one_read_ms": ours}
 
 
+def whole_passes(chips: dict[str, Any], constants: Constants) -> list[dict[str, Any]]:
+    """Published times of whole passes beside the modelled stock pass and the floor, none of them fitted."""
+    shapes = {m["name"]: m for m in [*read("model_shapes", "models"), *read("published_passes", "models")]}
+    found = []
+    for entry in read("published_passes", "passes"):
+        model, chip = shapes[entry["model"]] | {"bits": entry["bits"]}, chips[entry["chip"]]
+        times = pass_times(model, chip, entry["rows"], entry["context"], constants)
+        error = times["stock_ms"] / entry["ms"] - 1
+        found.append({**entry, "modelled_ms": times["stock_ms"], "floor_ms": times["floor_ms"], "error": error})
+    return found
+
+
 def tables(context: int, chip_names: list[str] | None = None) -> dict[str, Any]:
     """Everything the command prints, as JSON values."""
     chips = {c["name"]: c for c in read("chips", "chips")}
@@ -97,6 +109,7 @@ def tables(context: int, chip_names: list[str] | None = None) -> dict[str, Any]:
         "kind": "computed; nothing here was measured",
         "context": context,
         "stock_model": model_errors(measurements, chips, constants),
+        "published_passes": whole_passes(chips, constants),
         "chips": [
             {"name": c["name"], "gb_s": c["bandwidth_gb_s"], "fp32_tflops": fp32_tflops(c)} for c in chips.values()
         ],
@@ -115,8 +128,9 @@ def show(values: dict[str, Any]) -> None:
     print(
         f"\nOn the series it was not fitted to, the model is off by {model['median_error_unseen']:.0%} in the median "
         f"and {model['largest_error_unseen']:.0%} at worst.\n"
-        "No series covers M1, M2, M5 or experts: there it is a guess.\n"
+        "Those series are of single matrices on M4 Pro and M3 Max.\n"
     )
+    show_passes(values["published_passes"])
     print(f"Milliseconds per pass at {values['context']} tokens of context, 4-bit weights in groups of 64:")
     print("floor (published peak) / modelled stock MLX / modelled single read of the weights\n")
     print(f"{'model':16} {'chip':10}" + "".join(f"{f'{r} rows':>24}" for r in SHOWN))
@@ -124,6 +138,25 @@ def show(values: dict[str, Any]) -> None:
         cells = (row["passes"][str(r)] for r in SHOWN)
         text = (f"{c['floor_ms']:.1f} / {c['stock_ms']:.1f} / {c['one_read_ms']:.1f}" for c in cells)
         print(f"{row['model']:16} {row['chip']:10}" + "".join(f"{t:>24}" for t in text))
+
+
+def show_passes(passes: list[dict[str, Any]]) -> None:
+    """Print published whole passes beside the model, and how far it is off by kind of pass."""
+    print("Whole passes that somebody published, beside the modelled stock pass and the floor, in ms:\n")
+    heads = ("model", "chip", "bits", "rows", "published", "model", "error", "floor")
+    print("{:16} {:10} {:>4} {:>4} {:>9} {:>6} {:>6} {:>6}  source".format(*heads))
+    for p in passes:
+        numbers = f"{p['ms']:9.1f} {p['modelled_ms']:6.1f} {p['error']:6.0%} {p['floor_ms']:6.1f}"
+        print(f"{p['model']:16} {p['chip']:10} {p['bits']:4} {p['rows']:4} {numbers}  {p['source']}")
+    kinds = {
+        "dense models, one row": [p["error"] for p in passes if p["rows"] == 1 and "A3B" not in p["model"]],
+        "experts, one row": [p["error"] for p in passes if p["rows"] == 1 and "A3B" in p["model"]],
+        "several rows": [p["error"] for p in passes if p["rows"] > 1],
+    }
+    print()
+    for kind, errors_ in kinds.items():
+        print(f"{kind}: off by {min(errors_):+.0%} to {max(errors_):+.0%}")
+    print("The model knows nothing of launches, which decide where little is read, nor of M5's tensor units.\n")
 
 
 def race(model_name: str) -> int:

@@ -55,7 +55,10 @@ class Matrix:
 
 
 def matrices(model: dict[str, Any], rows: int) -> list[Matrix]:
-    """Every quantised matrix a pass of ``rows`` rows reads; experts by the expected number of distinct ones."""
+    """Every quantised matrix a pass of ``rows`` rows reads; experts by the expected number of distinct ones.
+
+    ``model`` may say its ``bits``; 4 otherwise.
+    """
     h, d, layers = model["hidden"], model["head_dim"], model["layers"]
     every = model.get("attention_every", 1)
     attention, linear = layers // every, layers - layers // every
@@ -86,7 +89,7 @@ def matrices(model: dict[str, Any], rows: int) -> list[Matrix]:
         ]
     else:
         found += [Matrix(model["intermediate"], h, 2 * layers), Matrix(h, model["intermediate"], layers)]
-    return found
+    return [replace(matrix, bits=model.get("bits", 4)) for matrix in found]
 
 
 def cache_bytes(model: dict[str, Any], context: int) -> float:

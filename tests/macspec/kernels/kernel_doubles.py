@@ -13,12 +13,18 @@ from tiny_engine import tiny_target
 
 DIED = "[METAL] Command buffer execution failed: Caused GPU Hang Error"
 SIZES = {"hidden_size": 64, "head_dim": 64, "intermediate_size": 96}
+EXPERTS = {"moe_intermediate_size": 64}
 FAMILIES = {
     "llama": {},
     "qwen3": {},
-    "qwen3_moe": {"moe_intermediate_size": 64},
+    "qwen3_moe": EXPERTS,
     "qwen3_5": {"full_attention_interval": 2, "linear_key_head_dim": 32},
-    "qwen3_5_moe": {"full_attention_interval": 2, "linear_key_head_dim": 32, "moe_intermediate_size": 64},
+    "qwen3_5_moe": {
+        "full_attention_interval": 2,
+        "linear_key_head_dim": 32,
+        **EXPERTS,
+        "shared_expert_intermediate_size": 64,
+    },
 }
 
 

@@ -60,7 +60,7 @@ FAULTS = [
     ("verify_attention", "added += simd_shuffle_xor(added, ushort(8));", ""),
     ("verify_attention", "top = metal::max(top, simd_shuffle_xor(top, ushort(1)));", ""),
     ("verify_attention", "query % gqa", "query / gqa"),
-    ("verify_attention", f"    }}\n    {BARRIER}\n    for (int c", "    }\n    for (int c"),
+    ("verify_attention", f"    }}\n    {BARRIER}\n#ifdef QUANTISED\n    for", "    }\n#ifdef QUANTISED\n    for"),
     ("verify_attention_quantised", "word * PER_WORD / GROUP", "word / GROUP"),
     ("verify_attention_quantised", "packed >> (j * BITS)", "packed >> j"),
     ("verify_attention_quantised", "uint(k_scales_strides[1])", "uint(k_strides[1])"),

@@ -38,6 +38,18 @@ def test_the_stock_model_is_as_good_as_the_tables_say():
     assert [s["use"] for s in found["series"]].count("fit") == 1
 
 
+def test_published_whole_passes_are_above_the_floor_and_the_model_is_as_far_off_as_the_docs_say():
+    passes = command.whole_passes(CHIPS, fit(read("stock_qmm", "measurements"), CHIPS))
+    assert all(p["floor_ms"] < p["ms"] for p in passes)
+    errors = {
+        kind: [p["error"] for p in passes if (p["rows"] > 1, "A3B" in p["model"]) == kind]
+        for kind in ((False, False), (False, True), (True, False))
+    }
+    assert max(map(abs, errors[False, False])) < 0.22
+    assert -0.66 < min(errors[False, True]) and max(errors[False, True]) < 0
+    assert 0 < min(errors[True, False]) and max(errors[True, False]) < 0.48
+
+
 def test_stock_steps_where_mlx_does_and_the_floor_is_a_floor():
     constants, matrix = fit(read("stock_qmm", "measurements"), CHIPS), Matrix(17408, 5120)
     times = [stock_ms(matrix, CHIPS["M4 Pro"], rows, constants) for rows in range(1, 17)]
