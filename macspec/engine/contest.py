@@ -36,51 +36,53 @@ def contested_draw(
     Args:
         scores: logits on the scale of the temperature ``[rows, vocab]``, before truncation.
     """
+    own = mx.take_along_axis(scores, choices.astype(mx.uint32)[:, None], axis=-1)
+    floor, kept = _truncation(scores, own, slack, top_k=top_k, top_p=top_p, min_p=min_p)
     noisy = scores + noise
-    loose, tight = truncation_floors(scores, slack, top_k=top_k, top_p=top_p, min_p=min_p)
-    if loose is None or tight is None:
-        return contested(noisy, choices, slack)
-    own = mx.take_along_axis(scores, choices.astype(mx.uint32)[:, None], axis=-1)[:, 0]
-    # The best token is always kept, and it surely is the best when no other comes near.
-    dropped = (own < tight[:, 0]) & contested(scores, choices, slack)
-    return dropped | contested(mx.where(scores >= loose, noisy, -mx.inf), choices, slack)
+    if floor is not None:
+        noisy = mx.where(scores >= floor, noisy, -mx.inf)
+    found = contested(noisy, choices, slack)
+    return found if kept is None else found | ~kept
 
 
-def truncation_floors(
-    scores: mx.array, slack: float, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+def _truncation(
+    scores: mx.array, own: mx.array, slack: float, *, top_k: int, top_p: float, min_p: float
 ) -> tuple[mx.array | None, mx.array | None]:
-    """Scores ``[rows, 1]`` below which truncation drops a token for certain, and from which on it keeps it for certain.
+    """The score ``[rows, 1]`` below which truncation surely drops a token, and whether it surely keeps ``own [rows, 1]``.
 
-    For scores of which any two differ by up to ``slack`` less or more than they should; None when nothing truncates.
-    Sums of probabilities are then wrong by a factor of up to ``e^slack``.
+    For scores of which any two differ by up to ``slack`` less or more than they should: shares of a sum of
+    probabilities are then wrong by a factor of up to ``e^slack``, also where the sum is of the k best. None: no such
+    limit.
     """
-    vocab = scores.shape[-1]
-    lows: list[mx.array] = []
-    highs: list[mx.array] = []
-    most = least = scores
+    floors: list[mx.array] = []
+    kept: list[mx.array] = []
     best = mx.max(scores, axis=-1, keepdims=True)
-    if 0 < top_k < vocab:
-        top = -mx.sort(-mx.take_along_axis(scores, best_tokens(scores, top_k + 1), axis=-1), axis=-1)
-        lows.append(top[:, top_k - 1 : top_k] - slack)
-        highs.append(top[:, top_k:] + slack)
-        most = mx.where(scores >= lows[0], scores, -mx.inf)
-        least = mx.where(scores >= highs[0], scores, -mx.inf)
+    weights = mx.exp(scores - best)
+    total = mx.sum(weights, axis=-1, keepdims=True)
+    rivals = scores > own - slack
+    if 0 < top_k < scores.shape[-1]:
+        top = mx.take_along_axis(scores, best_tokens(scores, top_k), axis=-1)
+        total = mx.sum(mx.exp(top - best), axis=-1, keepdims=True)
+        floors.append(mx.min(top, axis=-1, keepdims=True) - slack)
+        # The chosen token is among its own rivals.
+        kept.append(mx.sum(rivals, axis=-1) <= top_k)
     if top_p < 1.0:
-        wide = top_p * math.exp(min(slack, 700.0))
-        lows.append(_nucleus(most, best, wide) - slack if wide < 1.0 else mx.full(best.shape, -mx.inf))
-        highs.append(_nucleus(least, best, top_p * math.exp(-slack)) + slack)
+        grown = math.exp(min(slack, 80.0))
+        if top_p * grown < 1.0:
+            floors.append(_nucleus(scores, best, top_p * grown * total) - slack)
+        ahead = mx.sum(mx.where(rivals, weights, 0.0), axis=-1, keepdims=True) - mx.exp(own - best)
+        kept.append((ahead * grown < top_p * total)[:, 0])
     if min_p > 0.0:
-        floor = best + math.log(min_p)
-        lows.append(floor - slack)
-        highs.append(floor + slack)
-    if not lows:
+        least = best + math.log(min_p)
+        floors.append(least - slack)
+        kept.append((own >= least + slack)[:, 0])
+    if not kept:
         return None, None
-    return functools.reduce(mx.maximum, lows), functools.reduce(mx.maximum, highs)
+    return functools.reduce(mx.maximum, floors) if floors else None, functools.reduce(mx.logical_and, kept)
 
 
-def _nucleus(scores: mx.array, best: mx.array, top_p: float) -> mx.array:
-    """The smallest score ``[rows, 1]`` of the best tokens whose probabilities reach ``top_p``; infinite without any."""
-    wanted = top_p * mx.sum(mx.exp(scores - best), axis=-1, keepdims=True)
+def _nucleus(scores: mx.array, best: mx.array, wanted: mx.array) -> mx.array:
+    """The smallest score ``[rows, 1]`` among the best tokens that reach ``wanted``, a sum of ``exp(score - best)``."""
     if scores.shape[-1] > 2 * HEAD:
         head = mx.take_along_axis(scores, best_tokens(scores, HEAD), axis=-1)
         floor = _floor(head, best, wanted)
