@@ -48,7 +48,7 @@ def contested_draw(
 def _truncation(
     scores: mx.array, own: mx.array, slack: float, *, top_k: int, top_p: float, min_p: float
 ) -> tuple[mx.array | None, mx.array | None]:
-    """The score ``[rows, 1]`` below which truncation surely drops a token, and whether it surely keeps ``own [rows, 1]``.
+    """The score ``[rows, 1]`` below which truncation surely drops a token; whether it surely keeps ``own [rows, 1]``.
 
     For scores of which any two differ by up to ``slack`` less or more than they should: shares of a sum of
     probabilities are then wrong by a factor of up to ``e^slack``, also where the sum is of the k best. None: no such
