@@ -17,6 +17,7 @@ from macspec_tui.history import PromptHistory
 from macspec_tui.screens.chat import ChatScreen
 from macspec_tui.settings import ChatSettings
 from macspec_tui.store import Session, SessionStore
+from macspec_tui.terminal_colour import Background
 from macspec_tui.widgets.note import Note
 from macspec_tui.widgets.prompt import Prompt
 
@@ -103,6 +104,12 @@ def store(tmp_path: Path) -> SessionStore:
 def open_chat(tmp_path: Path, store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> OpenChat:
     """Opens a chat; give a script, a client, a session or a size."""
     monkeypatch.delenv("NO_COLOR", raising=False)
+
+    async def nothing(model: str, drafter: str | None) -> None:
+        return None
+
+    monkeypatch.setattr("macspec_tui.downloads.needed", nothing)
+    monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.setenv("COLORTERM", "truecolor")
 
     @contextlib.asynccontextmanager
@@ -113,6 +120,7 @@ def open_chat(tmp_path: Path, store: SessionStore, monkeypatch: pytest.MonkeyPat
         session: Session | None = None,
         size: tuple[int, int] = (100, 30),
         theme: str | None = "dark",
+        background: Background | None = None,
         first: str = "",
         ready: bool = True,
     ) -> AsyncIterator[Chat]:
@@ -125,6 +133,7 @@ def open_chat(tmp_path: Path, store: SessionStore, monkeypatch: pytest.MonkeyPat
             ChatSettings(),
             history=PromptHistory(tmp_path / "history.jsonl"),
             theme=theme,
+            background=background,
             first=first,
         )
         copied: list[str] = []

@@ -183,3 +183,34 @@ async def test_an_empty_message_is_not_sent(open_chat) -> None:
     async with open_chat() as chat:
         await chat.press("enter", "space", "enter")
         assert not chat.client.requests
+
+
+async def test_the_terminals_cursor_is_where_the_text_is_typed(open_chat) -> None:
+    # Input methods draw what is being composed at the terminal's cursor.
+    async with open_chat() as chat:
+        chat.screen.tick()
+        start = chat.app.cursor_position
+        assert start in chat.prompt.content_region
+        await chat.press(*"日本語é")
+        assert chat.app.cursor_position == start + (7, 0)
+        await chat.press("ctrl+j")
+        assert chat.app.cursor_position == (start.x, start.y)
+        await chat.press("left")
+        assert chat.app.cursor_position == start + (7, -1)
+
+
+async def test_half_a_character_is_no_reason_to_fail(open_chat) -> None:
+    async with open_chat(Reply(text="ok")) as chat:
+        chat.prompt.post_message(events.Paste("half \udce6 of one"))
+        await chat.settle()
+        await chat.press("enter")
+        await chat.idle()
+        assert chat.texts == ["half � of one", "ok"]
+
+
+async def test_a_selection_is_copied_without_decoration(open_chat) -> None:
+    async with open_chat(Reply(text="```python\nx = 1\n```")) as chat:
+        await chat.say("go")
+        chat.screen.get_selected_text = lambda: "x = 1"  # type: ignore[method-assign]  # no mouse here
+        await chat.press("ctrl+c")
+        assert chat.copied == ["x = 1"] and chat.app.is_running

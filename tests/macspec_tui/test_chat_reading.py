@@ -14,7 +14,7 @@ from macspec_tui.store import Session, SessionStore
 from macspec_tui.widgets import conversation
 from macspec_tui.widgets.activity import Activity
 from macspec_tui.widgets.answer import AnswerView
-from macspec_tui.widgets.conversation import FIRST, PAGE, Earlier
+from macspec_tui.widgets.conversation import FIRST, PAGE, SPARE, Earlier
 from macspec_tui.widgets.key_bar import KeyBar
 from macspec_tui.widgets.note import Note
 from macspec_tui.widgets.side_panel import SidePanel
@@ -100,7 +100,7 @@ def _wheel(view):  # type: ignore[no-untyped-def]  # a mouse event at a widget
 async def test_a_long_session_opens_with_its_newest_messages(open_chat, store: SessionStore) -> None:
     async with open_chat(session=_long_session(store, 200)) as chat:
         view = chat.screen.conversation
-        await chat.until(lambda: view.virtual_size.height >= 2 * view.size.height)
+        await chat.until(lambda: view.virtual_size.height >= view.size.height + SPARE)
         shown = len(chat.screen.query(".message"))
         assert FIRST <= shown <= FIRST + 2 * PAGE
         assert f"{400 - shown} earlier" in str(chat.screen.query_one(Earlier).visual)
@@ -113,7 +113,7 @@ async def test_a_long_session_opens_with_its_newest_messages(open_chat, store: S
 async def test_what_is_read_stays_in_place_when_earlier_messages_appear(open_chat, store: SessionStore) -> None:
     async with open_chat(session=_long_session(store, 30)) as chat:
         view = chat.screen.conversation
-        await chat.until(lambda: view.virtual_size.height >= 2 * view.size.height)
+        await chat.until(lambda: view.virtual_size.height >= view.size.height + SPARE)
         first = chat.screen.query(UserMessage).first()
         view.release_anchor()
         view.scroll_to(y=3, animate=False)

@@ -198,6 +198,27 @@ class TestThemes:
     def test_auto_follows_the_terminal(self, environ: dict[str, str], theme: str) -> None:
         assert themes.resolve("auto", environ) == themes.resolve(None, environ) == theme
 
+    @pytest.mark.parametrize(("light", "theme"), [(True, "light"), (False, "dark"), (None, "light")])
+    def test_what_the_terminal_says_counts_more_than_its_environment(self, light: bool | None, theme: str) -> None:
+        environ = {"TERM": "xterm-256color", "COLORFGBG": "0;15"}
+        assert themes.resolve("auto", environ, light=light) == theme
+
+    @pytest.mark.parametrize(
+        ("name", "environ", "asked"),
+        [
+            (None, {"TERM": "xterm-256color"}, True),
+            ("auto", {"TERM": "tmux-256color"}, True),
+            ("dark", {"TERM": "xterm-256color"}, False),
+            (None, {"TERM": "xterm-256color", "NO_COLOR": "1"}, False),
+            (None, {"TERM": "dumb"}, False),
+            (None, {"TERM": "linux"}, False),
+        ],
+    )
+    def test_only_a_terminal_that_matters_is_asked(
+        self, name: str | None, environ: dict[str, str], asked: bool
+    ) -> None:
+        assert themes.worth_asking(name, environ) is asked
+
     def test_a_named_theme_is_taken(self) -> None:
         assert themes.resolve("light", {"NO_COLOR": "1"}) == "light"
 
@@ -226,14 +247,22 @@ class TestRuns:
 
 
 class TestDraft:
-    def test_thinking_is_timed_and_kept_apart(self) -> None:
-        times = iter([1.0, 4.0])
-        draft = AnswerDraft(None, "m", clock=lambda: next(times))
+    def test_thinking_is_timed_by_the_engine_and_kept_apart(self) -> None:
+        draft = AnswerDraft(None, "m")
+        draft.take(Round(draft_ms=500, verify_ms=1400, other_ms=100))
         draft.take(Text(text="hm", section="thinking", tokens=(TokenInfo(id=1),)))
+        draft.take(Round(verify_ms=1000))
         draft.take(Text(text="Yes."))
+        draft.take(Round(verify_ms=9000))
         draft.take(Finished(reason="stop", stats=GenerationStats(thinking_tokens=1)))
         message = draft.message()
         assert (message.text, message.thinking, message.thinking_seconds) == ("Yes.", "hm", 3.0)
+
+    def test_an_answer_without_thinking_took_no_time_to_think(self) -> None:
+        draft = AnswerDraft(None, "m")
+        draft.take(Round(verify_ms=1000))
+        draft.take(Text(text="Yes."))
+        assert draft.message().thinking_seconds == 0.0
 
     def test_a_tool_call_is_shown(self) -> None:
         draft = AnswerDraft(None, "m")

@@ -19,6 +19,7 @@ from macspec_tui.history import PromptHistory
 from macspec_tui.screens.chat import ChatScreen
 from macspec_tui.settings import ChatSettings
 from macspec_tui.store import Session, SessionStore
+from macspec_tui.terminal_colour import Background, ask
 from macspec_tui.terminal_keys import declare_keys
 
 #: Seconds a running answer gets to stop when the person leaves.
@@ -42,6 +43,7 @@ class ChatApp(App[None]):
         *,
         history: PromptHistory | None = None,
         theme: str | None = None,
+        background: Background | None = None,
         first: str = "",
     ) -> None:
         declare_keys()
@@ -51,7 +53,8 @@ class ChatApp(App[None]):
         self.store = store
         self.settings = settings
         self.history = history if history is not None else PromptHistory()
-        self.chat = ChatScreen(session, first)
+        self.background = background or Background()
+        self.chat = ChatScreen(session, first, self.background.typed)
         self.theme_name = "auto"
         self.animation_level = "none"
         for entry in (themes.DARK, themes.LIGHT):
@@ -70,7 +73,7 @@ class ChatApp(App[None]):
         if name not in themes.NAMES:
             raise RequestError(f"There is no theme {name}; there are {', '.join(themes.NAMES)}.", param="theme")
         self.theme_name = name
-        self.theme = themes.THEMES[themes.resolve(name)].name
+        self.theme = themes.THEMES[themes.resolve(name, light=self.background.light)].name
 
     def copy_to_clipboard(self, text: str) -> None:
         """Copy by whatever works here and say how it went. Textual's own widgets copy through this too."""
@@ -127,7 +130,8 @@ def run_app(
     if not sys.stderr.isatty():
         # Textual draws through standard error; here somebody collects that, and standard output is the terminal.
         sys.__stderr__ = sys.__stdout__  # type: ignore[misc]  # declared final, but this is what Textual draws through
-    app = ChatApp(client, store, session, settings, theme=theme, first=first)
+    background = ask() if themes.worth_asking(theme) else None
+    app = ChatApp(client, store, session, settings, theme=theme, background=background, first=first)
 
     async def run() -> None:
         try:

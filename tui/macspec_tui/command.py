@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from macspec_tui.store import Session, SessionStore
 
 EPILOG = """\
+On a terminal that cannot move its cursor (TERM=dumb) the chat is plain lines, as with --plain.
+
 When standard input or output is not a terminal the chat is plain text: the whole of standard input, followed by PROMPT,
 is one message, its answer goes to standard output, and the exit code is 0 (answered), 1 (failed), 2 (wrong use) or 130
 (interrupted). Such a chat is not saved unless --continue or --resume is given.
@@ -49,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if args.sessions:
         return _list_sessions(store)
     settings = _settings(args)
+    if sys.stdout is None:
+        raise RequestError("Standard output is closed, so there is nowhere to answer; redirect it to a file.")
     ensure(args)
     session = _session(args, store)
     try:
@@ -64,9 +70,12 @@ def _chat(
     settings: ChatSettings,
     make_client: Callable[[], EngineClient],
 ) -> int:
-    piped_in, piped_out = not sys.stdin.isatty(), not sys.stdout.isatty()
+    # A closed standard input is None.
+    piped_in, piped_out = sys.stdin is None or not sys.stdin.isatty(), not sys.stdout.isatty()
     prompt = args.prompt or ""
-    if not (args.plain or args.json or piped_in or piped_out):
+    # A terminal without a name, or named so, moves no cursor.
+    lines_only = os.environ.get("TERM", "dumb") == "dumb"
+    if not (args.plain or args.json or piped_in or piped_out or lines_only):
         from macspec_tui.app import run_app
 
         return run_app(make_client(), store, session, settings, theme=args.theme, first=prompt)
@@ -84,7 +93,7 @@ def _chat(
         session,
         settings,
         out=sys.stdout,
-        notes=sys.stderr,
+        notes=sys.stderr or io.StringIO(),
         save=resumed or not once,
         events_as_json=args.json,
     )
@@ -99,6 +108,8 @@ def _chat(
 def _standard_input() -> str:
     from macspec_tui.clean import pasted
 
+    if sys.stdin is None:
+        return ""
     try:
         return pasted(sys.stdin.buffer.read().decode("utf-8")).strip("\n")
     except UnicodeDecodeError as error:

@@ -38,7 +38,7 @@ COMMANDS = (
     Command("undo", "", "take the last turn back", while_answering=False),
     Command("copy", "[N|all]", "copy the last answer, its Nth code block, or everything"),
     Command("export", "md|json [FILE]", "write the conversation to a file"),
-    Command("save", "[TITLE]", "name the conversation; it is saved after every turn anyway"),
+    Command("save", "[TITLE]", "name the conversation; every turn is saved anyway"),
     Command("sessions", "[WORDS]", "find and open another conversation", while_answering=False),
     Command("think", "on|off|auto", "let the model think before it answers"),
     Command("context", "", "what fills the context, and what is free", while_answering=False),

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-from macspec.request import Event, Finished, GenerationStats, Started, Text, ToolCall
+from macspec.request import Event, Finished, GenerationStats, Round, Started, Text, ToolCall
 from macspec_tui.conversation import Message
+from macspec_tui.live import round_ms
 
 
 class AnswerDraft:
     """Collects one answer. ``reason`` stays empty until the answer has ended."""
 
-    def __init__(self, parent: str | None, model: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, parent: str | None, model: str) -> None:
         self.parent = parent
         self.model = model
         self.reason = ""
         self.stats: GenerationStats | None = None
         self.thinking_tokens = 0
-        self._clock = clock
         self._text: list[str] = []
         self._thinking: list[str] = []
-        self._thinking_began: float | None = None
-        self._thinking_ended: float | None = None
+        self._ms_before_answer = 0.0
 
     @property
     def text(self) -> str:
@@ -41,10 +37,8 @@ class AnswerDraft:
 
     @property
     def thinking_seconds(self) -> float:
-        """How long it thought, up to now while it does; 0 when it did not."""
-        if self._thinking_began is None:
-            return 0.0
-        return (self._thinking_ended or self._clock()) - self._thinking_began
+        """The engine's time up to the first word of the answer, 0 when it did not think."""
+        return self._ms_before_answer / 1000 if self._thinking else 0.0
 
     def take(self, event: Event) -> None:
         """Account for one event."""
@@ -52,23 +46,24 @@ class AnswerDraft:
             # A second start is the same request on a replacement engine: nothing was delivered of the first.
             self._text.clear()
             self._thinking.clear()
+            self.thinking_tokens, self._ms_before_answer = 0, 0.0
+        elif isinstance(event, Round):
+            if not self._text:
+                self._ms_before_answer += round_ms(event)
         elif isinstance(event, Text):
             self._take_text(event)
         elif isinstance(event, ToolCall):
             self._text.append(f"\n\n```json\n{event.name}({event.arguments})\n```\n")
         elif isinstance(event, Finished):
             self.reason, self.stats = event.reason, event.stats
-            self._stop_thinking()
 
     def fail(self) -> None:
         """The engine failed; what was said so far stays."""
         self.reason = "failed"
-        self._stop_thinking()
 
     def stop(self) -> None:
         """The person stopped the answer before the engine could say so itself."""
         self.reason = self.reason or "cancelled"
-        self._stop_thinking()
 
     def message(self) -> Message:
         """The answer as a message of the conversation."""
@@ -85,15 +80,7 @@ class AnswerDraft:
 
     def _take_text(self, event: Text) -> None:
         if event.section == "thinking":
-            if self._thinking_began is None:
-                self._thinking_began = self._clock()
             self._thinking.append(event.text)
             self.thinking_tokens += len(event.tokens)
-            return
-        if event.text:
-            self._stop_thinking()
+        elif event.text:
             self._text.append(event.text)
-
-    def _stop_thinking(self) -> None:
-        if self._thinking_began is not None and self._thinking_ended is None:
-            self._thinking_ended = self._clock()

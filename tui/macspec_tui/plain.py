@@ -270,7 +270,8 @@ def _read_message(read: Callable[[str], str]) -> str:
     lines = [read("You: ")]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
-        lines.append(read("... "))
+        # No label: what is copied from the terminal should be what was typed.
+        lines.append(read(""))
     return "\n".join(lines)
 
 

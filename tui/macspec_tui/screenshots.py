@@ -1,16 +1,21 @@
 """Pictures of the chat's main states: ``python -m macspec_tui.screenshots FOLDER`` writes SVG files.
 
 The engine is scripted, so the pictures need no model and are the same everywhere; the numbers in them are invented.
+Those in ``docs`` are made by ``python -m macspec_tui.screenshots docs answering-120x40-dark answering-120x40-light
+runs-80x24-dark``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
+import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,8 @@ from macspec_tui.live import round_ms
 from macspec_tui.screens.chat import ChatScreen
 from macspec_tui.settings import ChatSettings
 from macspec_tui.store import SessionStore
+from macspec_tui.widgets import side_panel
+from macspec_tui.widgets.answer import AnswerView
 
 SIZES = ((80, 24), (120, 40), (40, 15))
 LOOKS = ("dark", "light", "no-color")
@@ -69,7 +76,13 @@ class PosedClient(ScriptedClient):
 
     async def stats(self) -> EngineStats:
         base = await super().stats()
-        return replace(base, memory_active=5_100_000_000, memory_peak=5_600_000_000, prefix_cache_bytes=310_000_000)
+        return replace(
+            base,
+            uptime=754.0,
+            memory_active=5_100_000_000,
+            memory_peak=5_600_000_000,
+            prefix_cache_bytes=310_000_000,
+        )
 
     async def submit(self, request: GenerationRequest) -> AsyncIterator[Event]:
         number, tokens, spent = 0, 0, 0.0
@@ -102,20 +115,18 @@ Pose = Callable[[Any, ChatScreen], Awaitable[None]]
 
 
 async def _say(pilot: Any, screen: ChatScreen, text: str) -> None:
-    screen.prompt.put(text)
-    await pilot.press("enter")
-    await _until(pilot, lambda: screen.turn is None and not screen.engine_loading and not screen.waiting)
+    await _until(pilot, lambda: screen.engine_ready)
+    await screen.submit(text)
+    await _until(pilot, lambda: screen.turn is None)
 
 
-async def _until(pilot: Any, done: Callable[[], bool], tries: int = 400) -> None:
+async def _until(pilot: Any, done: Callable[[], bool]) -> None:
     # The pilot's own pause waits for every widget, also for one that streaming has just replaced.
-    for _ in range(tries):
-        await asyncio.sleep(0.02)
-        if done():
-            break
-    # One more flush of text and numbers.
-    await asyncio.sleep(0.4)
+    while not done():
+        await asyncio.sleep(0.005)
     screen = pilot.app.chat
+    for view in screen.query(AnswerView):
+        await view.flush()
     screen.tick()
     await pilot.pause()
 
@@ -142,8 +153,8 @@ async def _thinking(pilot: Any, screen: ChatScreen) -> None:
 async def _runs(pilot: Any, screen: ChatScreen) -> None:
     await _answered(pilot, screen)
     await pilot.press("ctrl+o")
-    await pilot.pause()
     screen.app.clear_notifications()
+    await pilot.pause()
 
 
 async def _completing(pilot: Any, screen: ChatScreen) -> None:
@@ -153,7 +164,11 @@ async def _completing(pilot: Any, screen: ChatScreen) -> None:
 
 
 async def _loading(pilot: Any, screen: ChatScreen) -> None:
-    await pilot.pause(0.1)
+    await _until(pilot, lambda: bool(screen.loading_step and screen.loading_step.total))
+
+
+async def _empty(pilot: Any, screen: ChatScreen) -> None:
+    await _until(pilot, lambda: not screen.engine_loading)
 
 
 async def _help(pilot: Any, screen: ChatScreen) -> None:
@@ -163,9 +178,12 @@ async def _help(pilot: Any, screen: ChatScreen) -> None:
 
 
 async def _sessions(pilot: Any, screen: ChatScreen) -> None:
-    for text in ("How do tides work?", "Write a haiku about rain", "Translate: good morning → 日本語"):
+    for hour, text in enumerate(("How do tides work?", "Write a haiku about rain", "Translate: good morning → 日本語")):
         await _say(pilot, screen, text)
+        path = screen.session.path
         await screen.commands.run("/new")
+        moment = time.mktime((2026, 11, 30, 9 + hour, 41, 0, 0, 0, -1))
+        os.utime(path, (moment, moment))
     await screen.commands.run("/sessions")
     await pilot.pause()
 
@@ -177,13 +195,14 @@ async def _context(pilot: Any, screen: ChatScreen) -> None:
     await screen.commands.run("/stats")
     await screen.commands.run("/set temperature 900")
     screen.conversation.follow()
-    await pilot.pause(0.2)
+    await pilot.pause()
 
 
 _LONG = Reply(text=ANSWER, thinking=THOUGHT, prompt_tokens=3100, cached_tokens=2900)
 
 #: Script and pose of every picture by name.
 POSES: dict[str, tuple[Reply, Pose]] = {
+    "empty": (Reply(text=ANSWER), _empty),
     "answered": (_LONG, _answered),
     "answering": (_LONG, _answering),
     "thinking": (_LONG, _thinking),
@@ -208,7 +227,7 @@ async def shoot(name: str, size: tuple[int, int], look: str) -> str:
     if name == "loading":
         options["load_gate"] = asyncio.Event()
         options["load_steps"] = (LoadProgress("reading weights", 2_100_000_000, 4_600_000_000, "of Qwen3-8B-4bit"),)
-    with tempfile.TemporaryDirectory() as folder, _environment(look):
+    with tempfile.TemporaryDirectory() as folder, _machine(look):
         store = SessionStore(Path(folder) / "sessions")
         app = ChatApp(
             PosedClient(reply, info=INFO, **options),
@@ -221,7 +240,7 @@ async def shoot(name: str, size: tuple[int, int], look: str) -> str:
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await pose(pilot, app.chat)
-            svg = app.export_screenshot(title=f"macspec chat · {name}")
+            svg = await _settled(pilot, f"macspec chat · {name}")
             app.chat.waiting.clear()
             gate.set()
             await app.action_quit()
@@ -229,44 +248,70 @@ async def shoot(name: str, size: tuple[int, int], look: str) -> str:
     return svg
 
 
-class _environment:
-    """Sets NO_COLOR for one look only."""
+async def _settled(pilot: Any, title: str) -> str:
+    """The picture once nothing on it moves any more."""
+    before, svg = "", str(pilot.app.export_screenshot(title=title))
+    while svg != before:
+        await asyncio.sleep(0.05)
+        await pilot.pause()
+        before, svg = svg, str(pilot.app.export_screenshot(title=title))
+    return svg
 
-    def __init__(self, look: str) -> None:
-        self._value = "1" if look == "no-color" else None
 
-    def __enter__(self) -> None:
-        self._before = os.environ.pop("NO_COLOR", None)
-        if self._value is not None:
-            os.environ["NO_COLOR"] = self._value
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def _machine(look: str) -> Iterator[None]:
+    """The same machine for every picture, with NO_COLOR for one look only."""
+    before, memory = os.environ.pop("NO_COLOR", None), side_panel.physical_memory
+    if look == "no-color":
+        os.environ["NO_COLOR"] = "1"
+    side_panel.physical_memory = lambda: 18_000_000_000
+    try:
+        yield
+    finally:
+        side_panel.physical_memory = memory
         os.environ.pop("NO_COLOR", None)
-        if self._before is not None:
-            os.environ["NO_COLOR"] = self._before
+        if before is not None:
+            os.environ["NO_COLOR"] = before
 
 
-async def _all(folder: Path, names: list[str]) -> None:
-    for name in names or list(POSES):
-        for size in SIZES:
-            for look in LOOKS:
-                path = folder / f"{name}-{size[0]}x{size[1]}-{look}.svg"
-                path.write_text(await shoot(name, size, look), encoding="utf-8")
-                print(path)
+def self_contained(svg: str) -> str:
+    """``svg`` without the web fonts that rich names: a picture that loads nothing, in the reader's own font."""
+    without = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    return without.replace("Fira Code, monospace", "Menlo, DejaVu Sans Mono, monospace")
+
+
+def pictures() -> dict[str, tuple[str, tuple[int, int], str]]:
+    """Pose, size and look of every picture by name."""
+    return {
+        f"{pose}-{size[0]}x{size[1]}-{look}": (pose, size, look) for pose in POSES for size in SIZES for look in LOOKS
+    }
+
+
+async def _write(folder: Path, names: list[str]) -> None:
+    known = pictures()
+    for name in names:
+        path = folder / f"{name}.svg"
+        path.write_text(self_contained(await shoot(*known[name])), encoding="utf-8")
+        print(path)
 
 
 def main(arguments: list[str]) -> int:
-    """Write every picture, or only the named ones, into a folder."""
+    """Write every picture, or those of the named poses, or only the named ones, into a folder."""
     if not arguments:
-        print(f"usage: python -m macspec_tui.screenshots FOLDER [{'|'.join(POSES)} ...]", file=sys.stderr)
+        print("usage: python -m macspec_tui.screenshots FOLDER [POSE or POSE-WIDTHxHEIGHT-LOOK ...]", file=sys.stderr)
         return 2
-    unknown = [name for name in arguments[1:] if name not in POSES]
-    if unknown:
-        print(f"There is no picture {unknown[0]}; there are {', '.join(POSES)}.", file=sys.stderr)
-        return 2
+    known, wanted = list(pictures()), arguments[1:]
+    for name in wanted:
+        if name not in POSES and name not in known:
+            sizes = ", ".join(f"{width}x{height}" for width, height in SIZES)
+            print(
+                f"There is no picture {name}. Poses: {', '.join(POSES)}; sizes: {sizes}; looks: {', '.join(LOOKS)}.",
+                file=sys.stderr,
+            )
+            return 2
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
-    asyncio.run(_all(folder, arguments[1:]))
+    asyncio.run(_write(folder, [name for name in known if not wanted or {name, name.split("-")[0]} & set(wanted)]))
     return 0
 
 

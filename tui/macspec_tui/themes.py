@@ -46,18 +46,25 @@ THEMES = {
 NAMES = ("auto", *THEMES)
 
 
-def resolve(name: str | None, environ: Mapping[str, str] = os.environ) -> str:
+def resolve(name: str | None, environ: Mapping[str, str] = os.environ, *, light: bool | None = None) -> str:
     """The theme to use for a name in `NAMES`; ``auto`` and None follow the terminal.
 
     Without colours (``NO_COLOR``) the terminal's own foreground and background are kept. With sixteen colours or fewer
-    its palette is used. ``COLORFGBG`` tells a light background from a dark one where the terminal sets it.
+    its palette is used. ``light`` is what the terminal said of its background; when it is None, ``COLORFGBG`` counts
+    where it is set, else the background is taken for dark.
     """
     if name is not None and name != "auto":
         return name
-    light = _light(environ)
+    if light is None:
+        light = _light(environ)
     if "NO_COLOR" in environ or few_colours(environ):
         return "ansi-light" if light else "ansi"
     return "light" if light else "dark"
+
+
+def worth_asking(name: str | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the theme depends on the terminal's background and the terminal can be asked for it."""
+    return name in (None, "auto") and "NO_COLOR" not in environ and not few_colours(environ)
 
 
 def few_colours(environ: Mapping[str, str] = os.environ) -> bool:

@@ -49,6 +49,8 @@ class ChatScreen(ChatCore):
             await self.stop_answer()
         elif self.focused is not self.prompt:
             self.prompt.focus()
+        elif self.download is not None:
+            self.download.stop()
         elif self.editing is not None:
             self.set_editing(None)
             self.prompt.clear_all()

@@ -7,10 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from macspec.errors import MacspecError, RequestError
-from macspec_tui import commands, export, figures, themes
+from macspec_tui import commands, downloads, export, figures, themes
 from macspec_tui.blocks import code_blocks
 from macspec_tui.context import measure
 from macspec_tui.conversation import Message
+from macspec_tui.screens.confirm import Confirm
 from macspec_tui.widgets.answer import AnswerView
 from macspec_tui.widgets.find_bar import FindBar
 
@@ -56,8 +57,7 @@ class ChatCommands:
         screen = self._screen
         if rest:
             model, _, drafter = rest.partition(" ")
-            client = screen.app.client
-            screen.load_engine(partial(client.load, model, drafter.strip() or None))
+            await self._load_model(model, drafter.strip() or None)
             return
         info = screen.app.client.info
         if info is None:
@@ -71,6 +71,23 @@ class ChatCommands:
             else figures.without_drafter(info),
         ]
         await screen.note("\n".join(lines))
+
+    async def _load_model(self, model: str, drafter: str | None) -> None:
+        """Load a model, after asking where it has to be downloaded first."""
+        screen = self._screen
+        load = partial(screen.app.client.load, model, drafter)
+        download = await downloads.needed(model, drafter)
+        if download is None:
+            screen.load_engine(load)
+            return
+
+        async def decide(agreed: bool | None) -> None:
+            if agreed:
+                screen.load_engine(load, download)
+            else:
+                await screen.note("Nothing was downloaded.")
+
+        screen.app.push_screen(Confirm(download.question()), decide)
 
     async def do_system(self, rest: str) -> None:
         screen = self._screen

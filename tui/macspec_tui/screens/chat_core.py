@@ -14,7 +14,9 @@ from textual.widgets import OptionList, TextArea
 from macspec.errors import MacspecError, RequestError
 from macspec.worker.protocol import EngineStats, LoadProgress
 from macspec_tui import commands, figures
+from macspec_tui.clean import pasted
 from macspec_tui.conversation import Message
+from macspec_tui.downloads import Download
 from macspec_tui.finder import Finder, widget_at
 from macspec_tui.live import LiveFigures
 from macspec_tui.runs import Run
@@ -32,6 +34,7 @@ from macspec_tui.widgets.prompt import Prompt
 from macspec_tui.widgets.side_panel import SidePanel
 from macspec_tui.widgets.status_line import StatusLine, status_parts
 from macspec_tui.widgets.user_message import UserMessage
+from macspec_tui.widgets.welcome import Welcome
 
 if TYPE_CHECKING:
     from macspec_tui.app import ChatApp
@@ -49,7 +52,7 @@ class ChatCore(Screen[None]):
 
     app: ChatApp
 
-    def __init__(self, session: Session, first: str = "") -> None:
+    def __init__(self, session: Session, first: str = "", typed: str = "") -> None:
         super().__init__()
         self.session = session
         self.live = LiveFigures()
@@ -63,10 +66,13 @@ class ChatCore(Screen[None]):
         #: What loading is at, None once it has ended. (A screen's own ``loading`` would cover it.)
         self.loading_step: LoadProgress | None = None
         self.engine_loading = False
+        #: What is being downloaded before the engine loads.
+        self.download: Download | None = None
         self.commands = ChatCommands(self)
         #: The person has shown or hidden the panel, so the window's size no longer decides.
         self.panel_chosen = False
         self._first = first
+        self._typed_before = typed
         self._ticks = 0
         self._engine_failed = False
 
@@ -74,6 +80,7 @@ class ChatCore(Screen[None]):
         with Horizontal(id="main"):
             with Vertical(id="left"):
                 yield FindBar()
+                yield Welcome()
                 yield ConversationView(self._version)
                 yield Activity()
                 yield CompletionList()
@@ -84,6 +91,7 @@ class ChatCore(Screen[None]):
 
     async def on_mount(self) -> None:
         self.prompt.focus()
+        self.prompt.put(pasted(self._typed_before))
         self.set_interval(TICK, self.tick)
         await self.show_session()
         self.load_engine(self.app.client.start)
@@ -142,8 +150,9 @@ class ChatCore(Screen[None]):
 
     # The engine.
 
-    def load_engine(self, load: Callable[..., object]) -> None:
-        """Start, restart or change the engine with one of the client's methods."""
+    def load_engine(self, load: Callable[..., object], download: Download | None = None) -> None:
+        """Start, restart or change the engine with one of the client's methods, after a download if one is needed."""
+        self.download = download
         self.engine_loading = True
         self.loading_step = LoadProgress("starting the engine")
         self.run_worker(self._load(load), group="load", exclusive=True)
@@ -154,6 +163,9 @@ class ChatCore(Screen[None]):
             self.tick()
 
         try:
+            if self.download is not None:
+                await self.download.run(progress)
+                self.download = None
             info = await load(progress=progress)  # type: ignore[misc]  # one of three coroutine methods
         except MacspecError as error:
             await self.note(f"{error.message}\nF5 tries again; /model NAME loads another model.", "error")
@@ -164,7 +176,7 @@ class ChatCore(Screen[None]):
             if missing and self.app.settings.base.depth != "0":
                 await self.note(missing, "warning")
         self.engine_loading = False
-        self.loading_step = None
+        self.loading_step = self.download = None
         await self._read_stats()
         self.tick()
         if not self._engine_failed:
@@ -360,10 +372,17 @@ class ChatCore(Screen[None]):
             self.run_worker(self._read_stats(), group="stats", exclusive=True)
         info = self.app.client.info
         self.query_one(StatusLine).show(status_parts(info, self.live, self.engine_stats, self._state()))
+        welcome = self.query_one(Welcome)
+        welcome.show(info)
+        welcome.display = not self.conversation.children
+        self.conversation.display = not welcome.display
         self.query_one(Activity).show(*self._activity())
         self.query_one(KeyBar).show(self.key_entries())
         if self.panel.display:
             self.panel.show(info, self.live, self.engine_stats)
+        if self.focused is self.prompt:
+            # Textual moves the terminal's cursor with typing only, but lines come and go above the prompt.
+            self.app.cursor_position = self.prompt.cursor_screen_offset
 
     def _state(self) -> str:
         if self.engine_loading:

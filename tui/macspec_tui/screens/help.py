@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical, VerticalScroll
-from textual.content import Content
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from macspec_tui.commands import COMMANDS
+
+#: Columns from which a meaning stands beside its key and not below it.
+TWO_COLUMNS = 70
 
 KEYS = (
     (
@@ -28,11 +30,12 @@ KEYS = (
         (
             ("Esc", "stop the answer and keep what was said"),
             ("Ctrl+C", "copy the selection, or stop; twice leaves"),
-            ("Ctrl+D", "leave, when nothing is typed"),
+            ("Ctrl+D, Ctrl+Q", "leave; Ctrl+D when nothing is typed"),
             ("Ctrl+T", "fold or unfold the last thinking"),
             ("Ctrl+O", "colour the tokens that the drafter guessed"),
             ("Ctrl+P, F2", "speculation panel"),
             ("F5", "start the engine again"),
+            ("F1", "this page"),
         ),
     ),
     (
@@ -67,23 +70,23 @@ class HelpScreen(ModalScreen[None]):
         with Vertical(classes="dialog"):
             yield Static("Keys and commands", classes="dialog-title")
             with VerticalScroll():
-                yield Static(help_text(), classes="help-text")
+                for title, rows in sections():
+                    yield Static(title, classes="help-title")
+                    for name, meaning in rows:
+                        with Horizontal(classes="help-row"):
+                            yield Static(name, markup=False, classes="help-name")
+                            yield Static(meaning, markup=False, classes="help-meaning")
+                yield Static("A message that starts with // is sent with one slash.", classes="help-title")
             yield Static("↑ ↓ scroll · Esc close", classes="dialog-help")
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
 
+    def on_resize(self) -> None:
+        self.set_class(self.size.width < TWO_COLUMNS, "-narrow")
 
-def help_text() -> Content:
-    """All keys and commands; each meaning is on the line below its key, so that narrow windows cut nothing."""
-    parts: list[tuple[str, str]] = []
-    for title, keys in KEYS:
-        parts.append((f"{title}\n", "bold underline"))
-        for key, meaning in keys:
-            parts += [(f"{key}\n", "bold"), (f"    {meaning}\n", "")]
-        parts.append(("\n", ""))
-    parts.append(("Commands\n", "bold underline"))
-    for command in COMMANDS:
-        parts += [(f"/{command.name} {command.usage}".rstrip() + "\n", "bold"), (f"    {command.help}\n", "")]
-    parts.append(("\nA message that starts with // is sent with one slash.", ""))
-    return Content.assemble(*parts)
+
+def sections() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Titles with rows of a key or command and its meaning."""
+    commands = [(f"/{command.name} {command.usage}".rstrip(), command.help) for command in COMMANDS]
+    return [*((title, list(rows)) for title, rows in KEYS), ("Commands", commands)]

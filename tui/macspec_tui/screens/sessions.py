@@ -12,6 +12,9 @@ from macspec_tui.clean import for_display
 from macspec_tui.screens.picker import Picker
 from macspec_tui.store import SessionStore
 
+#: Columns from which the time of day and the number of turns are shown too.
+WIDE = 60
+
 
 class SessionsScreen(Picker):
     """Returns the name of the session to open."""
@@ -30,11 +33,14 @@ class SessionsScreen(Picker):
     def find(self, query: str) -> Sequence[tuple[str, str]]:
         rows = []
         for summary in self._store.list(query):
-            when = time.strftime("%d %b %H:%M", time.localtime(summary.updated))
             here = "•" if summary.id == self._current else " "
-            text = f"{here} {when}  {summary.turns:>3}  {for_display(summary.title)}"
+            if self.app.size.width < WIDE:
+                before = f"{here} {_when(summary.updated, '%d %b')}  "
+            else:
+                before = f"{here} {_when(summary.updated, '%d %b %H:%M')}  {summary.turns:>3}  "
+            text = before + for_display(summary.title)
             if summary.match and summary.match != summary.title:
-                text += f"\n                     {for_display(summary.match)}"
+                text += "\n" + " " * len(before) + for_display(summary.match)
             rows.append((summary.id, text))
         return rows
 
@@ -61,3 +67,7 @@ class SessionsScreen(Picker):
 
     def _say(self, text: str) -> None:
         self.query_one(".dialog-help", Static).update(text)
+
+
+def _when(seconds: float, form: str) -> str:
+    return time.strftime(form, time.localtime(seconds))

@@ -199,7 +199,8 @@ class AnswerView(MessageActions, Vertical):
         shown = self.query(".runs-text").results(Static)
         widget = next(iter(shown), None)
         if widget is None:
-            self.mount(Static(content, classes="runs-text"))
+            foot = next(iter(self.query(".answer-foot")), None)
+            self.mount(Static(content, classes="runs-text"), before=foot)
         else:
             widget.update(content)
 
@@ -221,7 +222,7 @@ class AnswerView(MessageActions, Vertical):
 
 
 def _run_style(run: Run) -> str:
-    """Accepted drafts alternate between two looks that differ without colour too; target tokens are plain."""
+    """Accepted drafts alternate between two looks; without colour too these and plain target tokens all differ."""
     if not run.drafted:
         return ""
-    return "$text-success" if run.number % 2 else "$text-accent underline"
+    return "bold $text-success" if run.number % 2 else "underline $text-accent"

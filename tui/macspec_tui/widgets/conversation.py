@@ -20,8 +20,10 @@ from macspec_tui.widgets.answer import AnswerView
 from macspec_tui.widgets.note import Note
 from macspec_tui.widgets.user_message import UserMessage
 
-#: Messages mounted at once when a conversation opens; more follow while they do not fill the view.
-FIRST = 4
+#: Messages mounted at once when a conversation opens; as many follow until there is something to scroll.
+FIRST = 2
+#: Lines above the view that count as something to scroll.
+SPARE = 10
 #: Messages added when the reader reaches the top.
 PAGE = 12
 #: Messages kept mounted at most while following the end.
@@ -160,14 +162,14 @@ class ConversationView(VerticalScroll, can_focus=False):
             await self.show_earlier()
         return self._widgets.get(message.id)
 
-    async def show_earlier(self) -> None:
-        """Mount a page of earlier messages above, keeping what is in view where it is."""
+    async def show_earlier(self, count: int = PAGE) -> None:
+        """Mount earlier messages above, keeping what is in view where it is."""
         if self._loading_earlier or not self._first:
             return
         self._loading_earlier = True
         try:
             before = self.virtual_size.height
-            start = max(self._first - PAGE, 0)
+            start = max(self._first - count, 0)
             new = [self._make(message) for message in self._path[start : self._first]]
             anchor = self._widgets[self._path[self._first].id]
             self._first = start
@@ -202,9 +204,9 @@ class ConversationView(VerticalScroll, can_focus=False):
         await self.show_earlier()
 
     async def _fill(self) -> None:
-        """Mount earlier messages until there is something to scroll to."""
-        if self._first and self.is_mounted and self.virtual_size.height < 2 * self.size.height:
-            await self.show_earlier()
+        """Mount earlier messages until there is something to scroll to, which then mounts a page."""
+        if self._first and self.is_mounted and self.virtual_size.height < self.size.height + SPARE:
+            await self.show_earlier(FIRST)
             self.call_after_refresh(self._fill)
 
     def _on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:

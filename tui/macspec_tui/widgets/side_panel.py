@@ -26,6 +26,7 @@ class Section(Static):
         super().__init__("", id=f"section-{name}", classes="panel-section")
         self._title = title
         self.lines: list[str] = []
+        self.display = False
 
     def show(self, lines: Sequence[str]) -> None:
         """Show these lines below the heading; nothing at all when there are none."""

@@ -33,7 +33,8 @@ class StatusLine(Static):
         line = join_fitting(self._parts, max(self.content_size.width, 1), " · ")
         if line != self.line:
             self.line = line
-            self.update(Content(line))
+            # To the edge, because terminals without colours show the line reversed.
+            self.update(Content(line + " " * (self.content_size.width - cell_len(line))))
 
 
 def join_fitting(parts: Sequence[str], width: int, between: str) -> str:

@@ -1,0 +1,82 @@
+"""Runs the whole chat on a scripted engine many times and kills it with SIGKILL at a random moment of a turn.
+
+``python killed_chat.py FOLDER COUNT SEED`` keeps the sessions of run N in ``FOLDER/N`` and prints a JSON line per run:
+the numbers of the turns whose end the person saw. Forked and not started, because starting takes most of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from macspec.worker.scripted import Reply, ScriptedClient
+from macspec_tui.app import ChatApp
+from macspec_tui.history import PromptHistory
+from macspec_tui.settings import ChatSettings
+from macspec_tui.store import SessionStore
+
+#: Long enough for several writes of the operating system.
+FILLER = " word" * 2000
+
+
+def answer(number: int) -> str:
+    """What the script answers in turn ``number``."""
+    return f"answer {number}{FILLER}"
+
+
+def question(number: int) -> str:
+    """What is said in turn ``number``."""
+    return f"question {number}{FILLER}"
+
+
+async def chat(folder: Path, told: int) -> None:
+    """Talk without end; each turn that has ended is told to the parent."""
+    script = [Reply(text=answer(number), per_round=200, delay=0.001) for number in range(200)]
+    store = SessionStore(folder)
+    history = PromptHistory(folder / "history")
+    app = ChatApp(ScriptedClient(script), store, store.new(), ChatSettings(), history=history, theme="dark")
+
+    async def talk() -> None:
+        while not app.chat.is_mounted or app.chat.engine_loading:
+            await asyncio.sleep(0.001)
+        for number in range(200):
+            await app.chat.submit(question(number))
+            if number == 0:
+                os.write(told, b"begun\n")
+            while app.chat.turn is not None:
+                await asyncio.sleep(0.001)
+            os.write(told, f"{number}\n".encode())
+
+    task = asyncio.create_task(talk())
+    await app.run_async(headless=True)
+    await task
+
+
+def run(folder: Path, rng: random.Random) -> list[int]:
+    """One run: start, wait until it talks, wait a moment, kill. Returns the turns that had ended."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        asyncio.run(chat(folder, writer))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        assert lines.readline() == "begun\n"
+        time.sleep(rng.random() * 0.4)
+        os.kill(child, signal.SIGKILL)
+        ended = [int(line) for line in lines]
+    os.waitpid(child, 0)
+    return ended
+
+
+if __name__ == "__main__":
+    generator = random.Random(int(sys.argv[3]))
+    for attempt in range(int(sys.argv[2])):
+        print(json.dumps(run(Path(sys.argv[1]) / str(attempt), generator)), flush=True)
