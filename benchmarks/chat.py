@@ -27,13 +27,14 @@ import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from macspec.request import Event, Finished, GenerationRequest, GenerationStats, Round, Started, Text, TokenInfo
 from macspec.worker.process_client import ProcessClient, ProcessOptions
 from macspec.worker.protocol import EngineOptions
-from macspec.worker.scripted import Reply, ScriptedClient, pieces
+from macspec.worker.scripted import DEFAULT_INFO, Reply, ScriptedClient, pieces
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Seconds a scripted step waits and computes.
@@ -236,7 +237,7 @@ async def opening(turns: int) -> None:
             session.save(said, session.conversation.add(Message("assistant", code_heavy(450), parent=said.id)))
         session.close()
         app = ChatApp(
-            ScriptedClient(Reply(text=code_heavy(300), per_round=50)),
+            ScriptedClient(Reply(text=code_heavy(300), per_round=50), info=replace(DEFAULT_INFO, max_context=10**7)),
             store,
             store.new(),
             ChatSettings(),

@@ -262,12 +262,13 @@ class ChatCore(Screen[None]):
             self.keep(lambda: self.session.save(message))
         await view.finish(turn.draft, message, self._version(message) if message else (1, 1))
         await self.conversation.end_answer(view, message)
-        if self.turn is turn:
-            self.turn = None
         if message is None:
             await self._take_back(turn, failure, new)
         if failure is not None:
             await self.note(_with_advice(failure, kept=message is not None), "error")
+        # Only now, so that nothing is sent while the question is being taken back.
+        if self.turn is turn:
+            self.turn = None
         if failure is not None or turn.stopping:
             self._return_waiting()
         await self._read_stats()
