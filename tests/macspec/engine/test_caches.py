@@ -183,7 +183,7 @@ class PositionalTransactions(Transactions):
 
 
 _fast = settings(
-    max_examples=20, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=14, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 TestTransactions = Transactions.TestCase
 TestTransactions.settings = _fast

@@ -85,7 +85,7 @@ def test_a_perfect_drafter_commits_whole_blocks(targets):
     wrong=st.integers(0, 5),
     stop=st.none() | st.integers(0, VOCAB - 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_random_schedules_limits_and_stops(targets, seed, length, limit, temperature, wrong, stop):
     target, prompt = targets["llama"], random_prompt(length, VOCAB, seed)
     sampling = {
