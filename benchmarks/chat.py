@@ -188,10 +188,10 @@ def run_in_terminal(mode: str, folder: Path, *, typing: bool) -> tuple[dict[str,
     return json.loads(out.read_text()), delays
 
 
-def stream() -> None:
+def stream(repeats: int) -> None:
     """Steps per second alone and with the chat, in turn; the chat's processor time and the delay of keys."""
     rates: dict[str, list[float]] = {"alone": [], "chat": []}
-    for _ in range(2):
+    for _ in range(repeats):
         rates["alone"].append(asyncio.run(alone()))
         with tempfile.TemporaryDirectory() as folder:
             values, delays = run_in_terminal("stream", Path(folder), typing=True)
@@ -206,11 +206,11 @@ def stream() -> None:
     print(f"engine steps/s: alone {first:.1f}, with the chat {second:.1f}, ratio {second / first:.3f}")
 
 
-def real(tokens: int) -> None:
+def real(tokens: int, repeats: int) -> None:
     """The embedded model: `macspec generate` and the chat in turn, same prompt, same depth."""
     rates: dict[str, list[float]] = {"generate": [], "chat": []}
     words = [sys.executable, "-m", "macspec", "generate", PROMPT, "--json", "--depth", "3", "--max-tokens", str(tokens)]
-    for _ in range(2):
+    for _ in range(repeats):
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         rates["generate"].append(json.loads(done.stdout)["stats"]["generation_tps"])
         with tempfile.TemporaryDirectory() as folder:
@@ -301,14 +301,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("stream", "real", "open", "start", "child"))
     parser.add_argument("--tokens", type=int, default=120, help="answer length of `real`")
+    parser.add_argument("--repeats", type=int, default=2, help="of `stream` and `real`")
     parser.add_argument("--turns", type=int, default=200, help="session length of `open`")
     parser.add_argument("--mode", help="for `child`, which the others start")
     parser.add_argument("--out", type=Path, help="for `child`")
     options = parser.parse_args()
     if options.what == "stream":
-        stream()
+        stream(options.repeats)
     elif options.what == "real":
-        real(options.tokens)
+        real(options.tokens, options.repeats)
     elif options.what == "open":
         asyncio.run(opening(options.turns))
     elif options.what == "start":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -63,6 +64,9 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         self.push_screen(self.chat)
+        if not self.is_headless:
+            # Else every full collection walks all that was made at the start: 0.1 s in which no key is seen.
+            self.call_after_refresh(gc.freeze)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
             # The window was closed or the machine goes down: keep what was said so far.
