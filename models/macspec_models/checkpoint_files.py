@@ -150,10 +150,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a small file; see ``read_config``."""
+def read_json(path: Path, *, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
+    """A JSON object from a file of at most ``largest`` bytes; see ``read_config``."""
     try:
-        if path.stat().st_size > LARGEST_CONFIG:
+        if path.stat().st_size > largest:
             raise CheckpointError(f"{path} is larger than any such file should be.")
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -29,6 +29,7 @@ from macspec_models.drafters.dspark import DSparkDrafter, DSparkNetwork
 from macspec_models.drafters.head import DraftHead, gather_head, head_layer
 from macspec_models.drafters.interface import Embed
 from macspec_models.errors import CheckpointError
+from macspec_models.vocabulary import check_vocabulary
 
 __all__ = ["check_pairing", "check_target_folder", "load_drafter", "quantize_drafter", "read_header"]
 
@@ -60,6 +61,7 @@ def load_drafter(
     where = str(folder / "config.json")
     kind, config, raw = _configuration(folder)
     check_pairing(config, target, where)
+    check_vocabulary(folder, raw, target)
     network = _network(folder, kind, config, raw)
     if target.dtype == mx.float32:
         # A float32 target runs where half precision is slow or unwanted (CPU, exactness tests).

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from macspec_models.drafters.dflash import DFlashConfig, DFlashNetwork
+from macspec_models.vocabulary import HASH_FIELD, vocabulary_hash
 
 
 def published_config(config: DFlashConfig) -> dict[str, object]:
@@ -38,18 +40,35 @@ def published_config(config: DFlashConfig) -> dict[str, object]:
         "dflash_config": {
             "target_layer_ids": list(config.target_layer_ids),
             "mask_token_id": config.mask_token_id,
+            **_dspark_fields(config),
         },
     }
 
 
-def export_drafter(network: DFlashNetwork, folder: Path) -> None:
-    """Write ``config.json`` and bfloat16 ``model.safetensors``; each replaces the old file whole."""
+def _dspark_fields(config: DFlashConfig) -> dict[str, object]:
+    """What a DSpark drafter's config adds; nothing for DFlash."""
+    if "markov_rank" not in config.extra:
+        return {}
+    own = {name: value for name, value in config.extra.items() if name != "confidence_bias"}
+    own["confidence_temperatures"] = list(own["confidence_temperatures"])
+    return {"projector_type": "dspark", "sample_from_anchor": config.sample_from_anchor, **own}
+
+
+def export_drafter(network: DFlashNetwork, folder: Path, vocabulary: Mapping[str, int] | None = None) -> None:
+    """Write ``config.json`` and bfloat16 ``model.safetensors``; each replaces the old file whole.
+
+    Args:
+        vocabulary: the target's tokens, whose hash then tells a target with other tokens apart.
+    """
+    raw = published_config(network.config)
+    if vocabulary is not None:
+        raw[HASH_FIELD] = vocabulary_hash(vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.astype(mx.bfloat16) for name, value in tree_flatten(network.parameters())}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as work:
         tensors = Path(work) / "model.safetensors"
         mx.save_safetensors(str(tensors), weights, metadata={"format": "pt"})
         config = Path(work) / "config.json"
-        config.write_text(json.dumps(published_config(network.config), indent=2) + "\n", encoding="utf-8")
+        config.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         os.replace(tensors, folder / tensors.name)
         os.replace(config, folder / config.name)
