@@ -311,7 +311,8 @@ def _extra(fields: _Fields, kind: str, width: int) -> dict[str, Any]:
         temperatures = fields.get("confidence_temperatures", [])
         if not isinstance(temperatures, list) or not all(type(t) in (int, float) and 0 < t < 1e6 for t in temperatures):
             raise fields.fail("confidence_temperatures", "a list of numbers above zero")
-        if temperatures and len(temperatures) != fields.integer("block_size"):
+        depth = fields.integer("block_size") - (0 if _anchor_predicts(fields, kind) else 1)
+        if temperatures and len(temperatures) != depth:
             raise fields.fail("confidence_temperatures", "one number for each draft token of a block")
         return {
             "confidence_temperatures": tuple(map(float, temperatures)),

@@ -187,7 +187,8 @@ class Reference:
 
     def dspark(self, features: Array, anchor: int, count: int) -> tuple[list[int], Array, Array | None]:
         """Tokens, corrected logits and the confidence head's sigmoid (None without that head)."""
-        hidden = self.hidden(features, self.block(anchor, count - 1))
+        masks = count - 1 if self.option("sample_from_anchor", True) else count
+        hidden = self.hidden(features, self.block(anchor, masks))[-count:]
         logits, sure, tokens = self.logits(hidden), [], []
         rank, head = self.nested.get("markov_rank", 0), self.nested.get("markov_head_type")
         state = np.zeros(rank)

@@ -234,6 +234,7 @@ DSPARK: dict[str, dict[str, Any]] = {
     "no confidence head": {"enable_confidence_head": False},
     "confidence without Markov": {"confidence_head_with_markov": False},
     "no Markov head": {"markov_rank": 0, "confidence_head_with_markov": False},
+    "anchor predicts nothing": {"sample_from_anchor": False},
 }
 
 
@@ -241,8 +242,9 @@ DSPARK: dict[str, dict[str, Any]] = {
 def test_dspark_equals_reference(name: str, tmp_path: Path) -> None:
     case = Case(tmp_path, kind="dspark", **DSPARK[name])
     drafter = case.load()
-    assert drafter.max_depth == case.raw["block_size"]
-    tokens, logits, sure = case.reference.dspark(case.features, ANCHOR, 6)
+    depth = drafter.max_depth
+    assert depth == case.raw["block_size"] - (0 if DSPARK[name].get("sample_from_anchor", True) else 1)
+    tokens, logits, sure = case.reference.dspark(case.features, ANCHOR, depth)
     block = drafter.draft(case.context(drafter), ANCHOR, [ANCHOR])
     assert block.tokens.tolist() == tokens
     wanted = confidence_of(logits)
@@ -250,7 +252,7 @@ def test_dspark_equals_reference(name: str, tmp_path: Path) -> None:
         wanted[:, 0] = sure
     assert relative(np.array(block.confidence)[:, 0], wanted[:, 0]) < TOLERANCE
     assert relative(block.confidence, wanted) < 1e-3
-    plain = case.reference.dflash(case.features, ANCHOR, 6)
+    plain = case.reference.dflash(case.features, ANCHOR, depth)
     if name != "no Markov head":
         assert relative(logits, plain) > DETECTED
 
