@@ -39,24 +39,19 @@ def ensure(options: argparse.Namespace) -> None:
     if options.offline:
         # The engine may be another process, and huggingface_hub reads its own variable.
         os.environ["MACSPEC_OFFLINE"] = "1"
-    if options.model is None:
+    if options.model is None and options.drafter is None:
         if sys.platform == "darwin":
             _offer_default(options)
-        own_drafter = None
-    else:
-        own_drafter = _ensure_target(options)
-    if options.drafter is None:
-        if own_drafter is not None:
-            _fetch_optional(own_drafter, options)
         return
+    from macspec_models import hub
     from macspec_models.registry import split_drafter
 
-    name, _ = split_drafter(options.drafter)
-    if name not in (None, "none", "lookup"):
-        from macspec_models import hub
-
-        if (source := hub.absent(name, part="drafter")) is not None:
-            _fetch_needed(name, [source], options)
+    drafter, _ = split_drafter(options.drafter)
+    own = None if options.model is None else _ensure_target(options, with_own=drafter is None)
+    if own is not None:
+        _fetch_optional(own, options)
+    elif drafter not in (None, "none", "lookup") and (source := hub.absent(drafter, part="drafter")) is not None:
+        _fetch_needed(drafter, [source], options)
 
 
 def _offer_default(options: argparse.Namespace) -> None:
@@ -75,13 +70,13 @@ def _offer_default(options: argparse.Namespace) -> None:
     fetch([(source.repo, source.revision) for source in missing], yes=options.yes)
 
 
-def _ensure_target(options: argparse.Namespace) -> Source | None:
-    """Fetch the target if it is missing, with the drafter known for it; or return that drafter if only it is."""
+def _ensure_target(options: argparse.Namespace, *, with_own: bool) -> Source | None:
+    """Fetch the target if it is missing, ``with_own`` drafter where one is known; or return that if only it is."""
     from macspec_models import hub, registry
 
     source = hub.absent(options.model)
     pair = registry.find(options.model)
-    own = None if pair is None or options.drafter is not None else hub.absent(pair.name, part="drafter")
+    own = None if pair is None or not with_own else hub.absent(pair.name, part="drafter")
     if source is None:
         return own
     _fetch_needed(options.model, [source] if own is None else [source, own], options)

@@ -120,7 +120,7 @@ def test_a_known_drafter_may_stay_away(hub: FakeHub, monkeypatch: pytest.MonkeyP
     ensure(options("--model", "pair", "--drafter", "none"))
     assert not here("pair", "drafter")
     typed(monkeypatch, "y\n")
-    ensure(options("--model", "pair"))
+    ensure(options("--model", "pair", "--drafter", "+lookup"))
     assert here("pair", "drafter")
 
 
