@@ -120,7 +120,9 @@ class PolicyMaker:
             self.engine.drafter,
             progress=lambda done, total: self._progress("measuring verification", done, total),
         )
-        ladder = meter.ladder()
+        library = getattr(self.engine, "library", None)
+        # A kernel that fails meanwhile is given up, and everything is measured again without it.
+        ladder = meter.ladder() if library is None else library.guard(meter.ladder, lambda: None)
         after = self._condition()
         found = tuple(warnings(self._machine, before, after))
         profile = Profile(ladder, key, self.store.now(), doubtful(self._machine, before, after), found)

@@ -1,7 +1,10 @@
 """Selection with a scripted device: every way a probe and a round can end."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -121,6 +124,29 @@ def test_a_crash_of_the_process_is_found_at_the_next_start(tmp_path):
     used, how, reason = outcome(library(tmp_path, device=device), case())
     assert not used and how == "crashed" and "ended while" in reason and device.asked == []
     assert outcome(library(tmp_path), case(rows=8))[0]  # the other cases are still tried
+
+
+DYING = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_library import ScriptedDevice, case, library
+
+class Dying(ScriptedDevice):
+    def evaluate(self, function, arrays):
+        os.kill(os.getpid(), 9)
+
+library(Path(sys.argv[1]), device=Dying()).prepare([case(), case(rows=8)])
+"""
+
+
+def test_a_killed_process_costs_the_case_it_was_killed_in(tmp_path):
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "metal")]
+    died = subprocess.run([sys.executable, "-c", DYING, str(tmp_path), *folders], capture_output=True, check=False)
+    assert died.returncode == -9, died.stderr.decode()
+    chosen = library(tmp_path)
+    chosen.prepare([case(), case(rows=8)])
+    assert [row["outcome"] for row in chosen.table()] == ["crashed", "wins"]
 
 
 def test_verdicts_are_kept_and_reused(tmp_path):

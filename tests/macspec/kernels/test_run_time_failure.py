@@ -8,6 +8,8 @@ from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.kernels.library import KernelLibrary
 from macspec.kernels.modules import install
+from macspec.profiling.policies import PolicyMaker
+from macspec.profiling.store import ProfileStore
 from macspec.request import PrefillProgress
 from macspec.scheduler.interface import Decision
 from macspec_models.checkpoints import load_drafter
@@ -131,3 +133,20 @@ def test_the_prompt_is_read_without_kernels(pair):
     finally:
         replaced.remove()
         engine.use(KernelLibrary("off", None))
+
+
+def test_a_failure_while_costs_are_measured_ends_the_kernel_and_not_the_start(pair, tmp_path, monkeypatch):
+    target, drafter, _, _ = pair
+    monkeypatch.setattr(target, "max_context", 64)  # so that the caches measured on are short
+    kernels = FailingKernels("verify_qmm", 200)
+    library = KernelLibrary("force", kernels)
+    engine = Engine(target, drafter, prefill_chunk=8)
+    replaced = install(target.model, library)
+    engine.use(library)
+    try:
+        profile = PolicyMaker(engine, store=ProfileStore(tmp_path)).prepare()
+    finally:
+        replaced.remove()
+        engine.use(KernelLibrary("off", None))
+    assert profile.ladder.max_rows == drafter.max_depth + 1
+    assert kernels.left <= 0 and not all(library._used.values())
