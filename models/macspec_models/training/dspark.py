@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from macspec_models.drafters.block import DFlashDrafter
 from macspec_models.drafters.dflash import DFlashConfig
-from macspec_models.drafters.dspark import ConfidenceHead, DSparkDrafter, DSparkNetwork, MarkovHead
+from macspec_models.drafters.dspark import ConfidenceHead, DSparkDrafter, DSparkNetwork
 from macspec_models.drafters.temperature import fit_temperatures
 from macspec_models.target import Target
 from macspec_models.training.drafter import denoise
@@ -55,18 +55,37 @@ class Slots:
 
 
 class Heads(nn.Module):  # type: ignore[misc]  # MLX ships no types
-    """What is trained; at the start the Markov head changes nothing."""
+    """What is trained; at the start the Markov head changes nothing.
 
-    def __init__(self, config: DFlashConfig, table: mx.array) -> None:
-        """``table`` is the embedding ``[vocab, D]``."""
+    ``W1`` is a projection of the embedding table, so that a token never seen in training gets the latent of tokens like
+    it, and only the rows of ``W2`` the drafter scores are kept; `full` gives both in the published form.
+    """
+
+    def __init__(self, config: DFlashConfig, table: mx.array, rows: mx.array) -> None:
+        """``table`` is the embedding ``[vocab, D]``, ``rows`` the ids of the tokens that are scored."""
         super().__init__()
-        self.markov_head, self.confidence_head = MarkovHead(config), ConfidenceHead(config)
-        # Tokens never seen in training get the latent of tokens like them: the table's leading directions.
-        values = np.array(table.astype(mx.float32))
-        _, _, directions = np.linalg.svd(values[:: max(1, len(values) // 4096)], full_matrices=False)
-        latent = values @ directions[: self.markov_head.rank].T
-        self.markov_head.markov_w1.weight = mx.array(latent / latent.std())
-        self.markov_head.markov_w2.weight = mx.zeros_like(self.markov_head.markov_w2.weight)
+        values = np.array(table[:: max(1, table.shape[0] // 4096)].astype(mx.float32))
+        _, spread, directions = np.linalg.svd(values, full_matrices=False)
+        rank, unit = int(config.extra["markov_rank"]), len(values) ** 0.5 / spread
+        self.first = mx.array((directions[:rank] * unit[:rank, None]).T.astype(np.float32))
+        self.second = mx.zeros((rows.shape[0], rank))
+        self.confidence_head = ConfidenceHead(config)
+
+    def full(self, table: mx.array, rows: mx.array) -> list[tuple[str, mx.array]]:
+        """The heads' tensors by their published names."""
+        second = mx.zeros((table.shape[0], self.second.shape[1]))
+        second[rows] = self.second
+        names = {"markov_w1.weight": table.astype(mx.float32) @ self.first, "markov_w2.weight": second}
+        heads: list[tuple[str, mx.array]] = tree_flatten(self.confidence_head.parameters())
+        return [
+            *((f"markov_head.{name}", value) for name, value in names.items()),
+            *((f"confidence_head.{name}", value) for name, value in heads),
+        ]
+
+
+def scored_tokens(drafter: DFlashDrafter) -> mx.array:
+    """Token id of every row of the drafter's head."""
+    return mx.arange(drafter.config.vocab_size) if drafter.head.rows is None else drafter.head.rows
 
 
 def dspark_config(config: DFlashConfig, rank: int, temperatures: tuple[float, ...] = ()) -> DFlashConfig:
@@ -116,15 +135,15 @@ def collect_slots(
 
 def train_heads(drafter: DFlashDrafter, slots: Slots, recipe: HeadRecipe, steps: int, report: Report) -> Heads:
     """Train both heads on the tokens the drafter's own head scores."""
-    vocab = drafter.config.vocab_size
-    rows = np.arange(vocab) if drafter.head.rows is None else np.array(drafter.head.rows)
+    vocab, tokens = drafter.config.vocab_size, scored_tokens(drafter)
     place = np.full(vocab, -1)
-    place[rows] = np.arange(len(rows))
-    heads = Heads(dspark_config(drafter.config, recipe.rank), drafter.embed(mx.arange(vocab)))
+    place[np.array(tokens)] = np.arange(len(tokens))
+    table = drafter.embed(mx.arange(vocab))
+    heads = Heads(dspark_config(drafter.config, recipe.rank), table, tokens)
     optimizer = optim.AdamW(recipe.learning_rate, weight_decay=0.0)
     optimizer.init(heads.trainable_parameters())
     state = [heads.state, optimizer.state]
-    gradient = nn.value_and_grad(heads, partial(head_loss, rows=mx.array(rows)))
+    gradient = nn.value_and_grad(heads, head_loss)
 
     @partial(mx.compile, inputs=state, outputs=state)
     def update(*batch: mx.array) -> tuple[mx.array, mx.array]:
@@ -143,7 +162,7 @@ def train_heads(drafter: DFlashDrafter, slots: Slots, recipe: HeadRecipe, steps:
         loss, right = update(
             states,
             drafter.scores(states),
-            mx.array(before[chosen]),
+            table[mx.array(before[chosen])].astype(mx.float32),
             mx.array(np.maximum(labels[chosen], 0)),
             mx.array(weights[chosen].astype(np.float32)),
         )
@@ -154,25 +173,16 @@ def train_heads(drafter: DFlashDrafter, slots: Slots, recipe: HeadRecipe, steps:
 
 
 def head_loss(
-    heads: Heads,
-    hidden: mx.array,
-    base: mx.array,
-    before: mx.array,
-    labels: mx.array,
-    weights: mx.array,
-    *,
-    rows: mx.array,
+    heads: Heads, hidden: mx.array, base: mx.array, before: mx.array, labels: mx.array, weights: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Weighted cross-entropy of the corrected logits plus that of the confidence, and which slots were right.
 
     Args:
-        hidden: ``[n, D]``; ``base``: the drafter's logits ``[n, rows]``; ``before``, ``labels``: ``[n]``, labels as row
-            numbers; ``weights``: ``[n]``, 0 where the true token is not among the rows.
-        rows: token id of each row.
+        hidden: ``[n, D]``; ``base``: the drafter's logits ``[n, rows]``; ``before``: embedded tokens before ``[n, D]``;
+            ``labels``: row numbers ``[n]``; ``weights``: ``[n]``, 0 where the true token is not among the rows.
     """
-    markov = heads.markov_head
-    latent = markov.markov_w1(before)
-    scores = base + latent @ markov.markov_w2.weight[rows].T
+    latent = before @ heads.first
+    scores = base + latent @ heads.second.T
     total = mx.maximum(weights.sum(), 1e-6)
     token_loss = (nn.losses.cross_entropy(scores, labels) * weights).sum() / total
     right = mx.stop_gradient((mx.argmax(scores, axis=-1) == labels) & (weights > 0))
@@ -183,11 +193,12 @@ def head_loss(
 
 def assemble(drafter: DFlashDrafter, heads: Heads, temperatures: tuple[float, ...] = ()) -> DSparkDrafter:
     """A DSpark drafter of a DFlash backbone and trained heads."""
-    config = dspark_config(drafter.config, heads.markov_head.rank, temperatures)
+    config = dspark_config(drafter.config, heads.first.shape[1], temperatures)
     network = DSparkNetwork(config)
     weights: list[tuple[str, mx.array]] = tree_flatten(drafter.network.parameters())
-    weights += tree_flatten(heads.parameters())
+    weights += heads.full(drafter.embed(mx.arange(config.vocab_size)), scored_tokens(drafter))
     network.load_weights(weights)
+    mx.eval(network.parameters())
     return DSparkDrafter(network, drafter.embed, drafter.head)
 
 
