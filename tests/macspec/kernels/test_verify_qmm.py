@@ -72,9 +72,10 @@ def test_odd_shapes(kernels, every_schedule, name, rows, columns, width):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_are_read_once_and_bits_do_not_depend_on_rows_or_place(kernels, name, dtype):
     call = getattr(kernels, name)
-    packed, _ = weights((12, 320), 4, 64, dtype, seed=3)
+    packed, w = weights((12, 320), 4, 64, dtype, seed=3)
     x = mx.random.normal((16, 320)).astype(dtype)
     alone = mx.concatenate([call(x[r : r + 1], *packed, group_size=64, bits=4) for r in range(16)])
+    check(alone, f64(x), w, dtype)
     for rows in range(1, 17):
         for first in {0, 16 - rows}:
             y = call(x[first : first + rows], *packed, group_size=64, bits=4)
@@ -125,6 +126,30 @@ def test_refuses_what_it_cannot_do(kernels):
         kernels.verify_qmm(mx.zeros((1, 64)), *packed, group_size=64, bits=4)
     with pytest.raises(ValueError, match="at most 16"):
         kernels.verify_qmm(mx.zeros((17, 128)), *packed, group_size=64, bits=4)
+
+
+def test_a_rows_bits_are_those_of_the_others_for_every_row_count_of_experts(kernels):
+    """Rows 1 to 16, columns that end a tile early, one expert for all rows and one for each."""
+    packed, w = weights((17, 1, 64), 4, 32, mx.float16, seed=8)
+    x = mx.random.normal((16, 64)).astype(mx.float16)
+    for ids in (mx.full((16, 1), 5, mx.uint32), mx.arange(16).astype(mx.uint32)[:, None]):
+        whole = kernels.verify_moe_qmm(x, ids, *packed, group_size=32, bits=4)
+        exact, size = moe_reference(f64(x), ids, w), moe_reference(np.abs(f64(x)), ids, np.abs(w))
+        assert (np.abs(f64(whole) - exact) <= 2.0**-20 * size + 2 * ROUNDING[mx.float16] * np.abs(exact)).all()
+        for rows in range(1, 17):
+            part = kernels.verify_moe_qmm(x[:rows], ids[:rows], *packed, group_size=32, bits=4)
+            assert mx.array_equal(part, whole[:rows]), rows
+
+
+@pytest.mark.parametrize(("bits", "group", "dtype"), SAMPLE[::2])
+def test_experts_in_every_affine_format(kernels, every_schedule, bits, group, dtype):
+    moe(kernels, every_schedule, bits, dtype, 3, 5, 2, False, columns=9, width=group * 3, group=group)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "group", "dtype"), [c for c in ALL if c not in SAMPLE[::2]])
+def test_experts_in_all_the_other_formats(kernels, every_schedule, bits, group, dtype):
+    moe(kernels, every_schedule, bits, dtype, 3, 5, 2, True, columns=9, width=group * 3, group=group)
 
 
 FORMATS = pytest.mark.parametrize("mode", list(FP_FORMATS))
@@ -189,12 +214,12 @@ def moe_reference(x, ids, w):
     )
 
 
-def moe(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot, columns=13, width=192):
-    packed, w = weights((experts, columns, width), bits, 64, dtype, seed=rows)
+def moe(kernels, every_schedule, bits, dtype, rows, experts, top_k, per_slot, columns=13, width=192, group=64):
+    packed, w = weights((experts, columns, width), bits, group, dtype, seed=rows)
     random = np.random.default_rng(rows)
     ids = mx.array(np.stack([random.permutation(experts)[:top_k] for _ in range(rows)]), mx.uint32)
     x = mx.random.normal((rows, top_k, width) if per_slot else (rows, width)).astype(dtype)
-    (y,) = every_schedule(lambda: kernels.verify_moe_qmm(x, ids, *packed, group_size=64, bits=bits))
+    (y,) = every_schedule(lambda: kernels.verify_moe_qmm(x, ids, *packed, group_size=group, bits=bits))
     exact = moe_reference(f64(x), ids, w)
     size = moe_reference(np.abs(f64(x)), ids, np.abs(w))
     assert (np.abs(y - exact) <= 2.0**-20 * size + 2 * ROUNDING[dtype] * np.abs(exact)).all()
