@@ -77,9 +77,19 @@ def test_equals_float64_everywhere(kernels, every_schedule, dim, dtype):
         run(kernels, every_schedule, 2 * group, rows, 2, length, dim, dtype, window, split=64)
 
 
-@pytest.mark.slow
 def test_a_long_context(kernels, every_schedule):
     run(kernels, every_schedule, 4, 5, 1, 5000, 64, mx.bfloat16)
+
+
+def test_every_row_count_from_one_key_on(kernels):
+    """Rows 1 to 16 with nothing before them, and with a little."""
+    q, k, v = cache(2, 16, 1, 33, 64, mx.float32)
+    with options(require_outputs=False):
+        for rows in range(1, 17):
+            for length in (rows, 33):
+                arrays = q[:, :, :rows], k[:, :, :length], v[:, :, :length]
+                out = kernels.verify_attention(*arrays, scale=64**-0.5)
+                assert np.abs(f64(out) - reference(*arrays, 0)).max() <= BOUNDS[mx.float32], (rows, length)
 
 
 def quantised(k, v, bits, group):
