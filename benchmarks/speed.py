@@ -39,10 +39,11 @@ from macspec.bench.session import Plan, measure
 from macspec.engine.loop import Engine
 from macspec.errors import MacspecError
 from macspec.runtime import Runtime
+from macspec_models.drafters.combined import CombinedDrafter
 from macspec_models.embedded import drafter_folder, target_folder
 
 STOCK = "mlx_lm"
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 class PeerArm:
@@ -116,7 +117,13 @@ def make_arms(engine: Engine, depths: Sequence[str], blocks: Sequence[int], draf
             ours[depth if depth == "auto" else f"depth {number}{full}"] = depth
     arms: list[Arm] = [MlxLmArm(engine, STOCK)]
     arms += [EngineArm(engine, name, depth=depth) for name, depth in ours.items()]
-    return arms + (PeerArm.load(engine, drafter, blocks) if blocks else [])
+    if blocks:
+        if isinstance(engine.drafter, CombinedDrafter):
+            # What the peer has: the drafter without prompt lookup beside it.
+            alone = Engine(engine.target, engine.drafter.model)
+            arms.append(EngineArm(alone, "full, no lookup", depth="full"))
+        arms += PeerArm.load(engine, drafter, blocks)
+    return arms
 
 
 def ratios(report: Report) -> tuple[Row, ...]:
@@ -183,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="all", help="suites of macspec bench, with commas")
     parser.add_argument("--prompts", type=int, default=2, help="per category")
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=28)
     parser.add_argument("--depths", default="0,2,full,auto")
     parser.add_argument("--drafter", help="folder of another drafter")
     parser.add_argument("--peer", default="", help="block sizes of the authors' engine, such as 4,8")

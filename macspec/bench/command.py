@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from macspec.runtime import Runtime
 
 #: Seconds from the start of the command after which a quick run begins no further turn.
-QUICK_S = 52.0
+QUICK_S = 54.0
 QUICK_PER_CATEGORY = 2
 PER_CATEGORY = 4
 REPEATS = 2

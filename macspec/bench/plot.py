@@ -103,7 +103,7 @@ def _histogram_panel(row: Row, top: float, left: float, width: float) -> list[Sh
 def _ladder_panel(report: Report, row: Row, top: float, left: float, width: float) -> list[Shape]:
     assert row.spec_decode is not None
     ladder = report.ladder
-    title = f"Cost of a pass by its rows; shaded: rows chosen by {row.arm}"
+    title = f"Cost of a pass by rows; shaded: {row.arm} chose"
     shapes: list[Shape] = [Text(left, top - 16, title, 14, bold=True)]
     y = _axis(shapes, max(ms for _, ms in ladder), top, left, width, unit=" ms")
     most = int(max(rows for rows, _ in ladder))

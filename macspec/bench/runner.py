@@ -89,25 +89,28 @@ def run(
     deadline_s: float | None = None,
     conditions: Conditions | None = None,
     progress: ProgressCallback | None = None,
-    warm: bool = False,
+    warm: Sequence[Sample] | None = None,
 ) -> Outcome:
     """Warm up, then let every arm answer every prompt ``repeats`` times.
 
     Args:
         deadline_s: begin no further turn that would not end within this many seconds, warm-up included.
         progress: called with answers done, answers planned, the arm's name and its sample (None while warming up).
-        warm: the arms are warm already.
+        warm: what `warm_up` gave when the arms are warm already.
     """
     world = conditions or Conditions()
     outcome = Outcome()
     begun = world.clock()
     total = len(prompts) * len(arms) * repeats
-    failures = dict.fromkeys(range(len(arms)), 0)
+    failures = [0] * len(arms)
     cool_level = world.thermal()
     done = 0
     try:
-        if prompts and not warm:
-            warm_up(arms, prompts[0], settings, progress, total=total)
+        if prompts and warm is None:
+            warm = warm_up(arms, prompts[0], settings, progress, total=total)
+        # A server that hung while warming up will hardly do better later.
+        for number, sample in enumerate(warm or ()):
+            failures[number] = 1 if sample.error else 0
         _sing(outcome, world, begun)
         slowest_turn = 0.0
         for plan in turns(len(prompts), len(arms), repeats):

@@ -20,6 +20,8 @@ from macspec.bench.samples import Arm, Prompt, Sample, Settings
 
 #: Tokens of the warm-up of a run against the clock, and the share of its time that warming up may take.
 WARM_UP_TOKENS, WARM_UP_SHARE = 9, 0.25
+#: Share of the time that answers are planned to take, judged by a short prompt; longer ones need the rest.
+MEASURED_SHARE = 0.8
 #: Seconds a run against the clock measures even when loading took all of its time.
 LEAST_S = 12.0
 #: Differences whose logit gap is worked out after the run.
@@ -73,7 +75,7 @@ def measure(
     conditions = runner.Conditions(
         thermal=machine.thermal_level, canary=Canary(), joules=plan.joules, cool_down_s=plan.cool_down_s
     )
-    settings, deadline = plan.settings, None
+    settings, deadline, warm = plan.settings, None, None
     if plan.end_at is not None:
         limit = max(LEAST_S, plan.end_at - time.perf_counter())
         begun = time.perf_counter()
@@ -85,9 +87,8 @@ def measure(
             # An even number of turns, so that the mirrored order cancels drift.
             categories = len({p.category for p in plan.prompts})
             turns = categories + categories % 2
-            settings = dataclasses.replace(
-                settings, max_tokens=runner.tokens_that_fit(warm, deadline, turns, len(arms))
-            )
+            fitting = runner.tokens_that_fit(warm, deadline * MEASURED_SHARE, turns, len(arms))
+            settings = dataclasses.replace(settings, max_tokens=fitting)
     outcome = runner.run(
         arms,
         plan.prompts,
@@ -96,7 +97,7 @@ def measure(
         deadline_s=deadline,
         conditions=conditions,
         progress=progress,
-        warm=plan.end_at is not None,
+        warm=warm,
     )
     if plan.end_at is not None and not outcome.interrupted:
         _forgive_the_clock(outcome, plan.prompts)
@@ -104,6 +105,7 @@ def measure(
     found = analysis.analyse(
         outcome.samples, plan.prompts, [a.name for a in arms], compared=_comparable(outcome, settings)
     )
+    left_out = {n.arm for n in outcome.notices if n.kind == "arm_failed"}
     report = Report(
         started=started,
         elapsed_s=outcome.elapsed_s,
@@ -123,7 +125,7 @@ def measure(
             *environment.notices(info, before, after, outcome.canary),
             *skipped,
             *outcome.notices,
-            *found.notices,
+            *(n for n in found.notices if n.kind != "arm_failed" or n.arm not in left_out),
         ),
         excluded=found.excluded,
         canary=tuple(outcome.canary),

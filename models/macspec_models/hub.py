@@ -136,6 +136,10 @@ def absent(name: str, *, part: str = "target") -> registry.Source | None:
     return None if source is None or _local_repo(source.repo, source.revision) is not None else source
 
 
+#: How a name begins that can only be a path.
+_PATHS = ("/", "./", "../", "~")
+
+
 def _own_folder(name: str) -> Path | None:
     """The folder a name means; a known model's name means the model, whatever lies in the working directory."""
     folder = Path(name).expanduser()
@@ -148,6 +152,10 @@ def _source(name: str, part: str) -> registry.Source | None:
     if pair is not None:
         source = pair.target if part == "target" else pair.drafter
         return source if source.repo else None
+    if name.startswith(_PATHS):
+        raise ModelMissingError(
+            f"There is no folder {registry.shown(name)}; check the path, or choose from: macspec models list"
+        )
     if name.count("/") != 1:
         raise registry.unknown(name)
     registry.check_repo(name)

@@ -100,6 +100,14 @@ def test_an_unknown_model_is_a_sentence(capsys):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("option", ["--model", "--drafter"])
+@pytest.mark.parametrize("path", ["/nonexistent", "./none", "~/no/such/one"])
+def test_a_path_that_is_not_there_is_called_a_folder(capsys, pair, option, path):
+    code, out, err = run(capsys, "generate", "hi", "--model", str(pair[0]), option, path, "--depth", "0")
+    assert (code, out) == (2, "")
+    assert err == f"macspec: There is no folder '{path}'; check the path, or choose from: macspec models list\n"
+
+
 def test_damaged_and_foreign_folders(capsys, pair, tmp_path):
     target, drafter = pair
 
