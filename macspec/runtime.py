@@ -14,6 +14,7 @@ import mlx.core as mx
 from macspec.engine.gpu_lock import GpuLock
 from macspec.engine.load import Progress, own_counts
 from macspec.engine.loop import Cancelled, Engine
+from macspec.engine.memory import footprint
 from macspec.engine.row_noise import RowNoise
 from macspec.kernels.library import library_here
 from macspec.kernels.modules import install
@@ -118,11 +119,12 @@ class Runtime(Engine):
         return {**super().info(), "ladder": self.maker.ladder_ms, "policy": "plain" if self.drafter is None else "rate"}
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use, cached by the allocator, at the peak, and kept for later prompts."""
+        """Bytes in use, cached by the allocator, at the peak, of the whole process, and kept for later prompts."""
         return {
             "active": mx.get_active_memory(),
             "cache": mx.get_cache_memory(),
             "peak": mx.get_peak_memory(),
+            "footprint": footprint(),
             "prefix_cache": self.prefixes.nbytes,
         }
 

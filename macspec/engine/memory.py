@@ -40,17 +40,6 @@ class Limit:
     source: str
 
 
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes now. ``footprint`` is the process as the system sees it; the sum of the first two is what MLX holds."""
-
-    active: int
-    cache: int
-    peak: int
-    footprint: int
-    limit: int
-
-
 def memory_limit() -> Limit:
     """What this machine lets one process hold: read from Metal on a Mac, from the kernel and the container on Linux."""
     info = mx.device_info()
@@ -68,17 +57,6 @@ def memory_limit() -> Limit:
 def configure(limit: Limit) -> None:
     """Bound MLX's cache of freed buffers. Wires nothing."""
     mx.set_cache_limit(int(min(CACHE_LIMIT, CACHE_SHARE * limit.nbytes)))
-
-
-def report(limit: Limit | None = None) -> MemoryReport:
-    """Bytes now, for status lines and metrics."""
-    return MemoryReport(
-        mx.get_active_memory(),
-        mx.get_cache_memory(),
-        mx.get_peak_memory(),
-        footprint(),
-        (limit or memory_limit()).nbytes,
-    )
 
 
 def footprint() -> int:
@@ -264,12 +242,10 @@ __all__ = [
     "DeviceFailure",
     "Limit",
     "MemoryGuard",
-    "MemoryReport",
     "check_load",
     "configure",
     "device_failure",
     "footprint",
     "memory_limit",
-    "report",
     "size",
 ]

@@ -81,5 +81,6 @@ class Metrics:
             ("macspec_memory_active_bytes", gauge, "Memory in use on the device.", engine.memory_active),
             ("macspec_memory_cache_bytes", gauge, "Freed memory the allocator keeps.", engine.memory_cache),
             ("macspec_memory_peak_bytes", gauge, "Most memory in use so far.", engine.memory_peak),
+            ("macspec_process_footprint_bytes", gauge, "Memory of the engine process.", engine.memory_footprint),
             ("macspec_prefix_cache_bytes", gauge, "Memory of the prefix cache.", engine.prefix_cache_bytes),
         ]

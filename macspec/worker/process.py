@@ -287,6 +287,7 @@ class Worker:
             memory_active=memory.get("active", 0),
             memory_cache=memory.get("cache", 0),
             memory_peak=memory.get("peak", 0),
+            memory_footprint=memory.get("footprint", 0),
             prefix_cache_bytes=memory.get("prefix_cache", 0),
         )
 

@@ -107,6 +107,8 @@ class EngineStats(Wire):
     memory_active: int = 0
     memory_cache: int = 0
     memory_peak: int = 0
+    #: The process as the system sees it.
+    memory_footprint: int = 0
     prefix_cache_bytes: int = 0
 
 

@@ -65,7 +65,7 @@ class FakeEngine:
 
     def memory(self) -> dict[str, int]:
         """Bytes in use."""
-        return {"active": 123, "peak": 456}
+        return {"active": 123, "peak": 456, "footprint": 789}
 
     def tokenize(self, request: GenerationRequest) -> list[int]:
         """One token per word."""

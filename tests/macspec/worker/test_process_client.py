@@ -57,7 +57,8 @@ async def test_answers_and_reports(client: ProcessClient) -> None:
     assert client.state == "ready" and client.info is not None and client.info.model == "fake"
     stats = await client.stats()
     assert (stats.requests, stats.completed, stats.rounds, stats.generation_tokens) == (1, 1, 3, 3)
-    assert (stats.memory_active, stats.memory_peak, stats.pid) == (123, 456, client.pid)
+    assert (stats.memory_active, stats.memory_peak, stats.memory_footprint) == (123, 456, 789)
+    assert stats.pid == client.pid
     assert await client.count_tokens(GenerationRequest(prompt="a bb")) == 2
     assert await client.tokenize(GenerationRequest(prompt="a bb")) == (1, 2)
 
