@@ -2,13 +2,17 @@
 
     python benchmarks/long_chat.py [--turns 30] [--tokens 24]
 
-Prints per turn the prompt's length, how much of it was reused, the seconds to the first token, and whether the answer
-equals the one without reuse (checked every ``--check`` turns, since that reads the whole history again).
+Prints per turn the prompt's length, how much of it is new, the milliseconds to the first token by part (making the
+prompt and finding its prefix; reading what is new; the first round), and whether the answer equals the one without
+reuse (checked every ``--check`` turns, since that reads the whole history again; 0 leaves it out). Both ends of the
+chat are compared last: what grows with the history is attention over it, on a CPU mostly its softmax's exponentials.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import sys
 import time
 
 import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
@@ -16,7 +20,7 @@ import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before M
 # isort: split
 from macspec.api import collect
 from macspec.engine.loop import Engine
-from macspec.request import Event, GenerationRequest, SamplingParams, Text
+from macspec.request import Event, GenerationRequest, PrefillProgress, SamplingParams, Started, Text
 
 QUESTIONS = (
     "Tell me one fact about the sea.",
@@ -26,9 +30,13 @@ QUESTIONS = (
     "What would a child ask about it?",
     "Now one fact about mountains, please.",
 )
+#: What the time to the first token is made of.
+PARTS = ("prompt", "read", "round")
+#: Turns at both ends that are compared; the first ones, which also warm up, are left out.
+EARLY, LATE = slice(2, 7), slice(-5, None)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=24)
@@ -36,35 +44,55 @@ def main() -> None:
     options = parser.parse_args()
     engine = Engine.load()
     messages: list[dict[str, str]] = []
-    firsts, extra = [], 0
-    for turn in range(options.turns):
-        messages.append({"role": "user", "content": QUESTIONS[turn % len(QUESTIONS)]})
+    times: list[tuple[float, ...]] = []
+    lengths: list[int] = []
+    most_new = differing = 0
+    for turn in range(1, options.turns + 1):
+        messages.append({"role": "user", "content": QUESTIONS[(turn - 1) % len(QUESTIONS)]})
         sampling = SamplingParams(max_tokens=options.tokens)
         request = GenerationRequest(messages=tuple(messages), depth="3", sampling=sampling)
-        begin, first = time.perf_counter(), 0.0
-        events: list[Event] = []
-        for event in engine.generate(request):
-            if isinstance(event, Text) and not first:
-                first = time.perf_counter() - begin
-            events.append(event)
+        events, parts = timed(engine, request)
         answer = collect(iter(events))[0]
-        firsts.append(first)
-        stats = answer.stats
         note = ""
-        if turn % options.check == options.check - 1:
+        if options.check and turn % options.check == 0:
             fresh = GenerationRequest(messages=tuple(messages), depth="3", sampling=sampling, use_cache=False)
-            other = collect(engine.generate(fresh))[0]
-            note = "  equal to a fresh run" if other.tokens == answer.tokens else "  DIFFERS from a fresh run"
-        new = stats.prompt_tokens - stats.cached_tokens
-        extra = max(extra, new)
-        print(
-            f"turn {turn + 1:2}: prompt {stats.prompt_tokens:5}, new {new:3}, first token {first:.2f} s{note}",
-            flush=True,
-        )
+            equal = collect(engine.generate(fresh))[0].tokens == answer.tokens
+            differing += not equal
+            note = "  equal to a fresh run" if equal else "  DIFFERS from a fresh run"
+        new = answer.stats.prompt_tokens - answer.stats.cached_tokens
+        most_new = max(most_new, new)
+        times.append(parts)
+        lengths.append(answer.stats.prompt_tokens)
+        print(f"turn {turn:2}: {lengths[-1]:5} tokens, {new:3} new; {told(parts)}{note}", flush=True)
         messages.append({"role": "assistant", "content": answer.text})
-    early, late = sum(firsts[2:7]) / 5, sum(firsts[-5:]) / 5
-    print(f"most new tokens in a turn {extra}; first token, turns 3-7: {early:.2f} s, last 5: {late:.2f} s")
+    print(f"most new tokens in a turn: {most_new}")
+    for name, turns in (("early", EARLY), ("late", LATE)):
+        medians = tuple(statistics.median(column) for column in zip(*times[turns], strict=True))
+        print(f"{name}, {statistics.mean(lengths[turns]):.0f} tokens: {told(medians)}")
+    return 1 if differing else 0
+
+
+def timed(engine: Engine, request: GenerationRequest) -> tuple[list[Event], tuple[float, ...]]:
+    """Events of an answer, and the seconds of every part up to its first token."""
+    begin, started, read, first = time.perf_counter(), 0.0, 0.0, 0.0
+    events: list[Event] = []
+    for event in engine.generate(request):
+        now = time.perf_counter()
+        if isinstance(event, Started):
+            started = read = now
+        elif isinstance(event, PrefillProgress):
+            read = now
+        elif isinstance(event, Text) and not first:
+            first = now
+        events.append(event)
+    return events, (started - begin, read - started, first - read)
+
+
+def told(parts: tuple[float, ...]) -> str:
+    """Milliseconds to the first token, and of its parts."""
+    shares = ", ".join(f"{name} {1e3 * part:.0f}" for name, part in zip(PARTS, parts, strict=True))
+    return f"first token {1e3 * sum(parts):4.0f} ms ({shares})"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

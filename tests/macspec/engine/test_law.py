@@ -7,6 +7,7 @@ The walk is the engine's own `accepted_prefix`.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -14,9 +15,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from fake_drafters import FakeDrafter
+from macspec.api import collect
+from macspec.engine.loop import Engine
 from macspec.engine.sampling import Chooser
 from macspec.engine.verify import accepted_prefix
 from macspec.request import SamplingParams
+from tiny_engine import ask, random_prompt, tiny_target
 
 LENGTH = 3
 Prefix = tuple[int, ...]
@@ -110,7 +115,7 @@ def test_drafts_compared_with_the_targets_choices(depth, kind, vocab, block):
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize(("vocab", "block"), [(2, 2), (3, 2), (4, 2), (3, 3)])
+@pytest.mark.parametrize(("vocab", "block"), [(2, 2), (3, 2), (4, 2), (3, 3), (4, 3)])
 def test_coupled_drafts(depth, vocab, block):
     """Draft and target share the noise of a position; any function of it may make the draft.
 
@@ -221,4 +226,56 @@ def test_chi_square_of_the_choices(params):
     expected = count * law[law > 0]
     chi_square = float(((seen[law > 0] - expected) ** 2 / expected).sum())
     freedom = max(1, int((law > 0).sum()) - 1)
+    assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
+
+
+#: The only tokens that may be chosen, so that every pair of them is expected often enough.
+FEW = (3, 40, 41, 77, 90, 118)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return tiny_target("llama", seed=11)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": 0.7, "top_k": 5, "min_p": 0.1},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in ({}, {"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.25})
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("coupled", [False, True])
+def test_chi_square_of_a_tiny_model_with_speculation(tiny, options, coupled):
+    """The first two tokens of 1,024 answers, drafted and verified by the engine, against the model's own law."""
+    prompt = random_prompt(7, tiny.vocab_size, seed=2)
+
+    def logits(tokens: Prefix) -> np.ndarray:
+        rows = tiny.forward(mx.array([[*prompt, *tokens]]), tiny.make_cache())
+        return np.array(rows[0, -1], dtype=np.float64)[list(FEW)]
+
+    sampling = {"temperature": float(logits(()).std()), "allowed_tokens": FEW, "max_tokens": 2, **options}
+    params = SamplingParams(**sampling)
+    first = truncated(logits(()), params)
+    law = np.stack([share * truncated(logits((token,)), params) for token, share in zip(FEW, first, strict=True)])
+    drafts = np.random.default_rng(0)
+    drafter = FakeDrafter(lambda history, count: drafts.choice(FEW, count).tolist())
+    engine, seen, accepted = Engine(tiny, drafter), np.zeros((len(FEW), len(FEW))), 0
+    for seed in range(16):
+        request = ask(prompt, "full", seed=1000 * seed, n=64, **sampling)
+        for answer in collect(engine.generate(dataclasses.replace(request, coupled=coupled))):
+            seen[tuple(FEW.index(token) for token in answer.tokens)] += 1
+            accepted += answer.stats.accepted
+    assert accepted > 100
+    assert seen[law < 1e-9].sum() == 0
+    likely = law * seen.sum() >= 5
+    expected = np.append(law[likely], law[~likely].sum()) * seen.sum()
+    observed = np.append(seen[likely], seen[~likely].sum())
+    keep = expected > 0.5
+    chi_square = float(((observed[keep] - expected[keep]) ** 2 / expected[keep]).sum())
+    freedom = int(keep.sum()) - 1
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
