@@ -95,6 +95,7 @@ def engine_lines(stats: EngineStats) -> list[str]:
     ]
     if stats.memory_peak:
         lines.append(f"  memory {size(stats.memory_active)}, peak {size(stats.memory_peak)}")
+    if stats.memory_footprint:
         lines.append(f"  freed and kept {size(stats.memory_cache)}, process {size(stats.memory_footprint)}")
     if stats.restarts:
         lines.append(f"  started again {stats.restarts} times")
