@@ -66,6 +66,17 @@ class Leaf:
         """Forget positions from ``length`` on. A recurrent leaf goes back to ``mark`` whatever ``length`` is."""
         raise NotImplementedError
 
+    def resumable(self, rows: int) -> bool:
+        """Whether `keep` can keep some of the ``rows`` rows of the pass just made, so that none has to run again."""
+        return True
+
+    def keep(self, start: int, accepted: int, mark: Any) -> None:
+        """Keep the first ``accepted`` rows of a pass that began at ``start``, when ``mark`` was made."""
+        self.rewind(start + accepted, mark)
+
+    def close(self) -> None:
+        """The transaction is over."""
+
     def clear(self) -> None:
         """Forget everything: the leaf as it was made."""
         raise NotImplementedError
@@ -296,16 +307,16 @@ class RecurrentLeaf(Leaf):
     recurrent = True
 
     def resumable(self, rows: int) -> bool:
-        """Whether a pass of ``rows`` rows left a record."""
         record = getattr(self.cache, "record", None)
         return record is not None and record.rows == rows
 
-    def resume(self, accepted: int) -> None:
-        """Go to the state after the first ``accepted`` rows of the recorded pass."""
-        self.cache.cache = self.cache.record.after(accepted)
+    def keep(self, start: int, accepted: int, mark: Any) -> None:
+        if accepted:
+            self.cache.cache = self.cache.record.after(accepted)
+        else:
+            self.rewind(start, mark)
 
     def close(self) -> None:
-        """Drop the record."""
         self.cache.record = None
 
     def clear(self) -> None:

@@ -12,15 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from macspec.engine.caches.leaves import (
-    CacheStateError,
-    Leaf,
-    RecurrentLeaf,
-    adopt,
-    leaves,
-    rebuild,
-    refusal,
-)
+from macspec.engine.caches.leaves import CacheStateError, Leaf, adopt, leaves, rebuild, refusal
 from macspec.errors import ModelLoadError
 
 
@@ -169,9 +161,7 @@ class TargetCache:
             raise ValueError(f"cannot keep {accepted} of {rows} rows")
         try:
             self._expect(start + rows)
-            if 0 < accepted < rows and self._resumable(rows):
-                self._resume(start, accepted)
-            elif 0 < accepted < rows and self.recurrent:
+            if 0 < accepted < rows and not all(leaf.resumable(rows) for leaf in self._leaves):
                 if replay is None:
                     raise ValueError("a model with recurrent layers needs replay to keep part of a pass")
                 self._rewind(start)
@@ -179,7 +169,8 @@ class TargetCache:
                 replay(accepted)
                 self._expect(start + accepted)
             elif accepted < rows:
-                self._rewind(start + accepted)
+                for leaf, mark in zip(self._leaves, self._marks, strict=True):
+                    leaf.keep(start, accepted, mark)
         except BaseException:
             self.rollback()
             raise
@@ -304,23 +295,10 @@ class TargetCache:
         for leaf, mark in zip(self._leaves, self._marks, strict=True):
             leaf.rewind(length, mark)
 
-    def _resumable(self, rows: int) -> bool:
-        """Whether there are recurrent layers and each has a record of a pass of ``rows`` rows."""
-        recurrent = [leaf for leaf in self._leaves if isinstance(leaf, RecurrentLeaf)]
-        return bool(recurrent) and all(leaf.resumable(rows) for leaf in recurrent)
-
-    def _resume(self, start: int, accepted: int) -> None:
-        for leaf, mark in zip(self._leaves, self._marks, strict=True):
-            if isinstance(leaf, RecurrentLeaf):
-                leaf.resume(accepted)
-            else:
-                leaf.rewind(start + accepted, mark)
-
     def _close(self) -> None:
         self._rows, self._marks = None, []
         for leaf in self._leaves:
-            if isinstance(leaf, RecurrentLeaf):
-                leaf.close()
+            leaf.close()
 
     def _settled(self) -> None:
         if self._broken:
