@@ -21,24 +21,13 @@ import mlx_lm
 from macspec.api import collect
 from macspec.engine.loop import Engine
 from macspec.request import GenerationRequest, SamplingParams
-from macspec_models.training.responses import load_examples, load_prompts
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from benchmarks.held_out import held_out_prompts
 from fake_drafters import oracle_drafter, random_drafter
 
 CATEGORIES = ("chat", "explain", "code", "rewrite", "edit", "write")
-
-
-def held_out_prompts(engine: Engine, per_category: int) -> list[tuple[str, str]]:
-    """Prompts whose answers were never trained on: the recipe's held-out ones, then ones it never answered."""
-    prompts = load_prompts()
-    trained = {example.line for example in load_examples(engine.target.tokenizer) if not example.held_out}
-    chosen = []
-    for category in CATEGORIES:
-        rows = [p.text for i, p in enumerate(prompts) if p.category == category and i not in trained]
-        step = max(1, len(rows) // per_category)
-        chosen += [(category, text) for text in rows[::step][:per_category]]
-    return chosen
 
 
 def first_difference(one: list[int], other: list[int]) -> int | None:
@@ -70,7 +59,7 @@ def main() -> int:
     options = parser.parse_args()
     engine = Engine.load(None, options.drafter)
     target = engine.target
-    prompts = held_out_prompts(engine, -(-options.prompts // 6))[: options.prompts]
+    prompts = held_out_prompts(target.tokenizer, CATEGORIES, -(-options.prompts // 6))[: options.prompts]
     runs = differing = 0
     ties = []
     for number, (category, text) in enumerate(prompts):

@@ -10,7 +10,7 @@ scaled so that the real pass fits; drafts too, where the real one is not dearer.
 A run starts with no profile and nothing learned. The scheduler first answers calibration prompts until it has generated
 ``--cold`` tokens; a copy of it as it is then is the arm ``young``. It goes on with the other calibration prompts and
 becomes the arm ``auto``. Then every held-out prompt is answered by every arm in turn, the order reversed every other
-time. Ratios are of decode rates, per prompt; intervals are bootstrapped over prompts (95 %).
+time. Ratios are of decode rates, per prompt, with 95 % intervals as `macspec bench` makes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import os
 import platform
 import random
@@ -28,12 +27,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
 
 # isort: split
 import macspec.engine.loop
+from benchmarks.held_out import held_out_prompts
+from macspec.bench.stats import Estimate, paired_ratio
 from macspec.engine.rounds import Rounds
 from macspec.profiling.store import ProfileStore
 from macspec.request import GenerationRequest, Round, SamplingParams
@@ -42,7 +44,6 @@ from macspec.scheduler.cost import CostModel
 from macspec.scheduler.interface import DepthPolicy
 from macspec.scheduler.ladder import Ladder
 from macspec.scheduler.policies import make_policy
-from macspec_models.training.responses import load_examples, load_prompts
 
 LADDERS = Path(__file__).parent / "ladders"
 #: Environment and loading options of the real machines.
@@ -58,19 +59,13 @@ HEADROOM = 1.15
 
 
 def prompts(engine: Runtime, per_category: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Calibration prompts and held-out ones, ``(category, text)``; the drafter was trained on neither."""
-    trained = {e.line for e in load_examples(engine.target.tokenizer) if not e.held_out}
-    calibration, held_out = [], []
-    for category in CATEGORIES:
-        rows = [p.text for i, p in enumerate(load_prompts()) if p.category == category and i not in trained]
-        step = max(1, len(rows) // (2 * per_category))
-        picked = rows[::step][: 2 * per_category]
-        calibration += [(category, text) for text in picked[1::2]]
-        held_out += [(category, text) for text in picked[::2]]
+    """Calibration prompts and those to measure on, ``(category, text)``; the drafter was trained on neither."""
+    both = held_out_prompts(engine.target.tokenizer, CATEGORIES, 2 * per_category)
+    measured, calibration = both[::2], both[1::2]
     order = random.Random(3)
     order.shuffle(calibration)
-    order.shuffle(held_out)
-    return calibration, held_out
+    order.shuffle(measured)
+    return calibration, measured
 
 
 def emulate(ladder: Ladder) -> type[Rounds]:
@@ -180,17 +175,11 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def mean_ratio(rows: list[dict[str, Any]], arm: str, base: str, category: str | None = None) -> list[float]:
-    """Logarithms of ``arm``'s rate over ``base``'s, one per prompt."""
-    seconds = {(r["arm"], r["prompt"]): r["s"] for r in rows if category in (None, r["category"])}
-    return [math.log(seconds[base, p] / s) for (a, p), s in seconds.items() if a == arm]
-
-
-def interval(values: list[float], seed: int = 0) -> tuple[float, float, float]:
-    """Geometric mean of ratios given as logarithms, with a bootstrap 95 % interval over prompts."""
-    rng = random.Random(seed)
-    means = sorted(sum(rng.choices(values, k=len(values))) / len(values) for _ in range(2000))
-    return math.exp(sum(values) / len(values)), math.exp(means[50]), math.exp(means[1949])
+def ratio(rows: list[dict[str, Any]], arm: str, base: str, category: str | None = None) -> Estimate:
+    """``arm``'s decode rate over ``base``'s, paired by prompt."""
+    rate = {(r["arm"], r["prompt"]): 1.0 / r["s"] for r in rows if category in (None, r["category"])}
+    met = [prompt for name, prompt in rate if name == arm]
+    return paired_ratio([[rate[base, prompt]] for prompt in met], [[rate[arm, prompt]] for prompt in met])
 
 
 def report(result: dict[str, Any]) -> None:
@@ -203,26 +192,20 @@ def report(result: dict[str, Any]) -> None:
     print(f"  rows 1..: {result['ladder_ms']} ms, draft {result['draft_ms']} ms")
     print(f"  {'arm':9}" + "".join(f"{c:>9}" for c in (*CATEGORIES, "all")) + f"{'tau':>7}{'depth':>7}")
     for arm in arms:
-        cells = [math.exp(_mean(mean_ratio(rows, arm, "plain", c))) for c in (*CATEGORIES, None)]
+        cells = [ratio(rows, arm, "plain", c).value for c in (*CATEGORIES, None)]
         mine = [r for r in rows if r["arm"] == arm]
-        tau, depth = _mean([r["tau"] for r in mine]), _mean([r["depth"] for r in mine])
+        tau, depth = fmean(r["tau"] for r in mine), fmean(r["depth"] for r in mine)
         print(f"  {arm:9}" + "".join(f"{x:9.3f}" for x in cells) + f"{tau:7.2f}{depth:7.2f}")
-    for category in CATEGORIES:
-        best = max(others, key=lambda arm: _mean(mean_ratio(rows, arm, "plain", category)))
-        print(f"  auto / best of {category} ({best}): {_shown(interval(mean_ratio(rows, 'auto', best, category)))}")
-    best = max(others, key=lambda arm: _mean(mean_ratio(rows, arm, "plain")))
-    print(f"  auto / best single arm ({best}): {_shown(interval(mean_ratio(rows, 'auto', best)))}")
-    print(f"  auto / plain: {_shown(interval(mean_ratio(rows, 'auto', 'plain')))}")
-    print(f"  young / auto: {_shown(interval(mean_ratio(rows, 'young', 'auto')))}", flush=True)
+    for category in (*CATEGORIES, None):
+        best = max(others, key=lambda arm: ratio(rows, arm, "plain", category).value)
+        print(f"  auto / best of {category or 'all'} ({best}): {_shown(ratio(rows, 'auto', best, category))}")
+    print(f"  auto / plain: {_shown(ratio(rows, 'auto', 'plain'))}")
+    print(f"  young / auto: {_shown(ratio(rows, 'young', 'auto'))}", flush=True)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _shown(values: tuple[float, float, float]) -> str:
-    middle, low, high = values
-    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+def _shown(estimate: Estimate) -> str:
+    ends = "" if estimate.interval is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.value:.3f}{ends}"
 
 
 def main() -> None:
