@@ -140,6 +140,24 @@ async def test_the_window_closing_during_an_answer_keeps_it(open_chat, store: Se
         saved = store.load(chat.screen.session.id).conversation.path()
         assert saved[-1].text == "a b c"
         gate.set()
+        await chat.settle()
+    assert len(store.load(chat.screen.session.id).conversation.path()) == 2
+
+
+async def test_the_window_closing_while_text_arrives_ends_quietly(open_chat, store: SessionStore) -> None:
+    gate = asyncio.Event()
+    async with open_chat(Reply(text="a b c d e f", gates={1: gate})) as chat:
+        await chat.enter("go")
+        await chat.until(lambda: chat.screen.live.rounds)
+        view = chat.screen.query_one(AnswerView)
+        chat.app._ended_from_outside()
+        gate.set()
+        view.append("1. new\n2. text\n\n```python\nx = 1\n```\nmore", "answer")
+        view.append("and thoughts", "thinking")
+        await view.flush()
+        identity = chat.screen.session.id
+    assert chat.app.return_code == 1
+    assert [message.text for message in store.load(identity).conversation.path()] == ["go", "a b c"]
 
 
 async def test_messages_typed_ahead_are_sent_in_order(open_chat) -> None:

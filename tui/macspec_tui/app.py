@@ -9,6 +9,7 @@ import signal
 import sys
 from typing import ClassVar
 
+from rich.console import RenderableType
 from textual.app import App
 from textual.binding import Binding, BindingType
 
@@ -108,13 +109,20 @@ class ChatApp(App[None]):
         self.exit()
 
     def keep_unfinished(self) -> None:
-        """Save what a running answer has said so far; harmless when none runs."""
+        """End a running answer and save what it has said so far; harmless when none runs."""
         turn, self.chat.turn = self.chat.turn, None
+        # Else it would save the same answer again when it ends, and show it in a window that is going.
+        self.workers.cancel_group(self.chat, "answer")
         if turn is not None and not turn.draft.empty:
             turn.draft.stop()
             session = self.chat.session
             message = session.conversation.add(turn.draft.message())
             self.chat.keep(lambda: session.save(message))
+
+    def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
+        """Leave. Nothing more can be shown from here on, so whatever is still being shown ends first."""
+        self.workers.cancel_all()
+        super().exit(result, return_code, message)
 
     def _ended_from_outside(self) -> None:
         self.keep_unfinished()

@@ -10,6 +10,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as UiMessage
 from textual.timer import Timer
+from textual.widget import MountError
 from textual.widgets import Static
 
 from macspec_tui import figures
@@ -95,10 +96,14 @@ class AnswerView(MessageActions, Vertical):
         await self.remove_children()
 
     async def flush(self) -> None:
-        """Show what has arrived."""
+        """Show what has arrived; once the chat is leaving nothing more is shown."""
         # The timer and the end of the answer may meet here.
         async with self._flushing:
-            await self._flush()
+            try:
+                await self._flush()
+            except MountError:
+                if self.is_attached:
+                    raise
 
     async def _flush(self) -> None:
         thinking, text = "".join(self._waiting_thinking), "".join(self._waiting_text)
