@@ -34,7 +34,7 @@ PATIENCE = 0.5
 #: Tokens an answer is taken to have left at most: limits are often far above what answers need.
 HORIZON = 512
 
-#: Builds near-tie flags from a pass's lazy logits and choices.
+#: Builds near-tie flags from a pass's lazy scores and choices.
 Watch = Callable[[mx.array, mx.array], None]
 #: Runs the verification pass over a draft: logits ``[rows, vocab]`` and the target's choices.
 Pass = Callable[[list[int], Watch | None], tuple[mx.array, list[int]]]
@@ -75,7 +75,7 @@ class Exact:
             return Settled(*run(draft, None))
         if not self._mixed:
             self._clean, self._mixed = self.session.cache.checkpoint(), True
-        logits, choices = run(draft, lambda logits, choices: self._watch(logits, choices, draft))
+        logits, choices = run(draft, self._watch)
         assert self._doubts is not None
         flags = cast(list[bool], self._doubts.tolist())
         used = min(accepted_prefix(draft, choices) + 1, len(choices))
@@ -85,10 +85,9 @@ class Exact:
         first = flags.index(True)
         return guard(lambda: self._again(draft[:first], logits))
 
-    def _watch(self, logits: mx.array, choices: mx.array, draft: list[int]) -> None:
+    def _watch(self, scores: mx.array, choices: mx.array) -> None:
         """Have the flags computed along with the choices: one wait serves both."""
-        position = len(self.session.tokens)
-        self._doubts = self.chooser.near_ties(logits, choices, position, draft, self.noise.bound)
+        self._doubts = self.chooser.near_ties(scores, choices, len(self.session.tokens), self.noise.bound)
         mx.async_eval(choices, self._doubts)  # type: ignore[no-untyped-call]  # MLX is untyped
 
     def _again(self, draft: list[int], doubtful: mx.array) -> Settled:

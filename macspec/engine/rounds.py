@@ -198,9 +198,10 @@ class Rounds:
 
         def attempt() -> tuple[mx.array, list[int]]:
             logits = session.forward(mx.array([[session.anchor, *draft]]))
-            choices = self.chooser.choose(logits, len(session.tokens), draft)
+            scores = self.chooser.scores(logits, len(session.tokens), draft)
+            choices = self.chooser.pick(scores, len(session.tokens))
             if watch is not None:
-                watch(logits, choices)
+                watch(scores, choices)
             return logits, cast(list[int], choices.tolist())
 
         return self._guarded(attempt, session.recover)

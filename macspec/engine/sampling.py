@@ -77,7 +77,11 @@ class Chooser:
         return self._penalties is None and self._constraints is None
 
     def choose(self, logits: mx.array, position: int, draft: Sequence[int]) -> mx.array:
-        """The target's choice in every row.
+        """The target's choice in every row: `pick` from its `scores`."""
+        return self.pick(self.scores(logits, position, draft), position)
+
+    def scores(self, logits: mx.array, position: int, draft: Sequence[int]) -> mx.array:
+        """What the choice is made from: logits with everything applied that comes before the temperature.
 
         Args:
             logits: ``[rows, vocab]``; row k follows the committed tokens and ``draft[:k]``.
@@ -85,31 +89,35 @@ class Chooser:
             draft: the draft tokens fed in this pass, ``rows - 1`` of them.
 
         Returns:
-            Lazy int32 ``[n]``. At temperature 0 the best token, the lowest id among equals. ``n`` is below ``rows``
-            where the draft cannot be accepted any further: it breaks the grammar or goes on after its end.
+            Lazy ``[n, vocab]``, the logits themselves where nothing applies. ``n`` is below ``rows`` where the draft
+            cannot be accepted any further: it breaks the grammar or goes on after its end.
 
         Raises:
             RequestError: the constraints leave nothing to follow the committed tokens.
         """
+        return self._processed(logits.astype(mx.float32), position, draft) if self._changes else logits
+
+    def pick(self, scores: mx.array, position: int) -> mx.array:
+        """The choice in every row of `scores`: lazy int32 ``[n]``.
+
+        At temperature 0 the best token, the lowest id among equals.
+        """
         params = self.params
-        scores = self._processed(logits.astype(mx.float32), position, draft) if self._changes else logits
         if params.temperature == 0.0 or (not params.top_k and params.top_p == 1.0 and params.min_p == 0.0):
             return self._ops.keyed_choice(scores, params.temperature, self.seed, position)
         return self._draw(scores.astype(mx.float32) / params.temperature, position)
 
-    def near_ties(
-        self, logits: mx.array, choices: mx.array, position: int, draft: Sequence[int], bound: float
-    ) -> mx.array:
+    def near_ties(self, scores: mx.array, choices: mx.array, position: int, bound: float) -> mx.array:
         """Whether logits that are off by up to ``bound`` could change a choice.
 
         Args:
-            logits, position, draft: as given to `choose`. choices: what it returned.
+            scores, position: as given to `pick`. choices: what it returned.
 
         Returns:
             Lazy bool ``[n]``.
         """
         params = self.params
-        scores = self._processed(logits.astype(mx.float32), position, draft)
+        scores = scores.astype(mx.float32)
         # Two scores move by the bound each; a repetition penalty stretches a score.
         slack = 2.0 * bound * max(params.repetition_penalty, 1.0 / params.repetition_penalty)
         if params.temperature == 0.0:
