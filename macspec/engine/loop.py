@@ -19,12 +19,13 @@ from macspec.engine.load import load_pair
 from macspec.engine.memory import MemoryGuard, memory_limit
 from macspec.engine.prefix_cache import PrefixCache, Reuse
 from macspec.engine.prefix_disk import DiskTier
-from macspec.engine.prompt import prompt_tokens, repeated_prefix
+from macspec.engine.prompt import prompt_tokens, repeated_prefix, takes_effort
 from macspec.engine.rounds import Committed, Rounds, run
 from macspec.engine.row_noise import RowNoise, measure
 from macspec.engine.sampling import Chooser, derived_seed
 from macspec.engine.session import Session
 from macspec.engine.tally import Tally
+from macspec.engine.thinking import Markers
 from macspec.engine.validation import check_abilities, check_depth, check_sampling
 from macspec.errors import ContextLengthError, RequestError
 from macspec.kernels.library import KernelLibrary
@@ -133,7 +134,8 @@ class Engine:
             "vocab": self.target.vocab_size,
             "max_context": self.max_context,
             "max_depth": 0 if drafter is None else drafter.max_depth,
-            "thinking": bool(getattr(tokenizer, "has_thinking", False)),
+            "thinking": Markers.of(tokenizer) is not None,
+            "efforts": takes_effort(tokenizer),
             "tools": bool(getattr(tokenizer, "has_tool_calling", False)),
             "parameters_bytes": self.target.nbytes,
             "dtype": str(self.target.dtype).removeprefix("mlx.core."),

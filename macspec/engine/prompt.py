@@ -32,6 +32,12 @@ def prompt_tokens(request: GenerationRequest, tokenizer: Any, vocab: int) -> lis
     return _render(request, tokenizer)
 
 
+def takes_effort(tokenizer: Any) -> bool:
+    """Whether the chat template has levels of thinking: a variable ``reasoning_effort``."""
+    template = getattr(tokenizer, "chat_template", None)
+    return isinstance(template, str) and "reasoning_effort" in template
+
+
 def repeated_prefix(request: GenerationRequest, tokenizer: Any, prompt: Sequence[int]) -> int | None:
     """How many prompt tokens the next turn will surely begin with: all but the opening of the answer.
 

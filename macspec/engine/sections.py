@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from macspec.engine.stopping import StopWatcher
 from macspec.engine.text import Detokenizer
-from macspec.engine.thinking import Marker, MarkerMatch, ThinkingTracker
+from macspec.engine.thinking import Marker, MarkerMatch, Markers
 from macspec.engine.vocabulary import Vocabulary
 
 Section = Literal["answer", "thinking"]
@@ -56,8 +56,7 @@ class Sections:
             tools: what the model may call; without any, calls are text.
         """
         self._tokenizer, self._tools = tokenizer, list(tools)
-        tracker = ThinkingTracker.of(tokenizer, prompt)
-        self._think: tuple[Marker, Marker] | None = (tracker.start, tracker.end) if tracker else None
+        self._think = Markers.of(tokenizer)
         self._call: tuple[Marker, Marker] | None = None
         if tools and getattr(tokenizer, "has_tool_calling", False):
             self._call = (tuple(tokenizer.tool_call_start_tokens), tuple(tokenizer.tool_call_end_tokens or ()))
@@ -66,7 +65,7 @@ class Sections:
         self._held: list[int] = []
         self._call_tokens: list[int] = []
         self._strip = False
-        self._enter("thinking" if tracker is not None and tracker.inside else "answer")
+        self._enter("thinking" if self._think is not None and self._think.open_after(prompt) else "answer")
 
     def add(self, token: int) -> Pieces:
         """Take in one token."""
@@ -104,11 +103,13 @@ class Sections:
         self._markers: list[tuple[MarkerMatch, Literal["answer", "thinking", "call"]]] = []
         if state == "answer":
             if self._think is not None:
-                self._markers.append((MarkerMatch(self._think[0]), "thinking"))
+                self._markers.append((MarkerMatch(self._think.start), "thinking"))
+                if self._think.answer is not None:
+                    self._markers.append((MarkerMatch(self._think.answer), "answer"))
             if self._call is not None:
                 self._markers.append((MarkerMatch(self._call[0]), "call"))
         elif state == "thinking" and self._think is not None:
-            self._markers.append((MarkerMatch(self._think[1]), "answer"))
+            self._markers.append((MarkerMatch(self._think.end), "answer"))
         elif self._call is not None and self._call[1]:
             self._markers.append((MarkerMatch(self._call[1]), "answer"))
 

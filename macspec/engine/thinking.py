@@ -4,9 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 Marker = tuple[int, ...]
+
+#: Single tokens around thinking that mlx-lm does not look for: Magistral's and Seed-OSS's.
+_PAIRS = (("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+#: Harmony, the format of gpt-oss: special tokens that open a channel, and what ends thinking in it and begins an answer
+#: (https://cookbook.openai.com/articles/openai-harmony).
+_HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+_HARMONY_THINKING = "<|channel|>analysis<|message|>"
+_HARMONY_ANSWER = "<|channel|>final<|message|>"
+_HARMONY_TURN = "<|end|><|start|>assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Token sequences around a model's thinking: ``start`` opens it, ``end`` closes it and begins the answer."""
+
+    start: Marker
+    end: Marker
+    #: Begins an answer without thinking, None where nothing marks that.
+    answer: Marker | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Markers | None:
+        """The markers of a model that thinks, else None. ``tokenizer`` is mlx-lm's wrapper, which knows most."""
+        if getattr(tokenizer, "has_thinking", False):
+            return cls(tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens))
+        vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
+        for start, end in _PAIRS:
+            if start in vocabulary and end in vocabulary:
+                return cls((vocabulary[start],), (vocabulary[end],))
+        if not all(token in vocabulary for token in _HARMONY):
+            return None
+
+        def encode(text: str) -> Marker:
+            return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+        answer = encode(_HARMONY_ANSWER)
+        return cls(encode(_HARMONY_THINKING), encode(_HARMONY_TURN + _HARMONY_ANSWER), answer)
+
+    def open_after(self, tokens: Sequence[int]) -> bool:
+        """Whether ``tokens`` end inside thinking."""
+        return _last(tokens, self.start) > _last(tokens, self.end)
 
 
 class MarkerMatch:
@@ -53,12 +95,11 @@ class ThinkingTracker:
 
         ``thinking=False`` closes every section at once, should the template not have prevented it.
         """
-        if not getattr(tokenizer, "has_thinking", False):
+        markers = Markers.of(tokenizer)
+        if markers is None:
             return None
-        start, end = tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
-        tokens = list(prompt)
-        inside = tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens)
-        return cls(start, end, inside=inside, budget=0 if thinking is False else budget)
+        inside = markers.open_after(prompt)
+        return cls(markers.start, markers.end, inside=inside, budget=0 if thinking is False else budget)
 
     def copy(self) -> ThinkingTracker:
         """An independent tracker in the same state."""
@@ -87,3 +128,12 @@ class ThinkingTracker:
         if self.inside and self.budget is not None and self.count >= self.budget:
             return self.end[self._match.matched]
         return None
+
+
+def _last(tokens: Sequence[int], marker: Marker) -> int:
+    """Where ``marker`` begins for the last time, -1 when it does not occur."""
+    first, size = marker[0], len(marker)
+    return next(
+        (k for k in range(len(tokens) - size, -1, -1) if tokens[k] == first and tuple(tokens[k : k + size]) == marker),
+        -1,
+    )

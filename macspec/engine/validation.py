@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from macspec.engine.thinking import Markers
 from macspec.errors import RequestError, UnsupportedError
 from macspec.limits import check_numbers, refusal
 from macspec.request import GenerationRequest, SamplingParams
@@ -23,7 +24,7 @@ def check_abilities(request: GenerationRequest, tokenizer: Any) -> None:
     budget = request.thinking_budget
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise refusal("thinking_budget", budget, "use a whole number from 0 up")
-    if not getattr(tokenizer, "has_thinking", False):
+    if Markers.of(tokenizer) is None:
         if request.thinking:
             raise UnsupportedError(
                 "This model has no thinking sections, so thinking cannot be turned on; leave thinking out.",

@@ -43,7 +43,7 @@ def plan(body: ChatBody, service: Service, info: EngineInfo) -> convert.Plan:
         messages=fit_tools(convert.chat_messages(body.messages, config.max_messages), tools, info),
         sampling=sampling,
         tools=template_tools(tools, info),
-        template_options=options,
+        template_options=convert.with_effort(options, effort, info),
         thinking=convert.thinks(effort, effort_at, switch, info),
         thinking_budget=body.thinking_budget,
         depth=convert.depth(body.depth),

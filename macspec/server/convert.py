@@ -243,12 +243,20 @@ def template_options(values: dict[str, Any] | None) -> tuple[dict[str, Any], boo
     return options, thinking
 
 
+def with_effort(options: dict[str, Any], effort: str | None, info: EngineInfo) -> dict[str, Any]:
+    """Template options with the level of thinking, for templates that have levels; one among the options goes first."""
+    return options if effort is None or not info.efforts else {"reasoning_effort": effort, **options}
+
+
 def thinks(effort: str | None, effort_at: str, switch: bool | None, info: EngineInfo) -> bool | None:
     """Whether to think: an explicit switch wins over an effort, and neither leaves it to the model.
 
     ``effort_at`` is the effort's name, for the refusal when the model has no such thing. Not to think it can always do.
     """
     where = "chat_template_kwargs.enable_thinking" if switch is not None else effort_at
+    if switch is None and info.efforts and not info.thinking:
+        # The template takes the level, and how the model marks its thoughts nobody here knows.
+        return None
     wanted = switch if switch is not None or effort is None else effort not in ("none", "minimal")
     return check_thinking(wanted, where, info)
 

@@ -37,6 +37,7 @@ def plan(body: ResponsesBody, service: Service, info: EngineInfo) -> convert.Pla
         raise UnsupportedError("text.verbosity is not supported here; leave it out.", param="text.verbosity")
     grammar = convert.response_grammar(text.get("format"), "text.format")
     check_tools(tools, grammar, info)
+    effort = reasoning_effort(body.reasoning or {})
     sampling = replace(
         convert.sampling(body, config),
         max_tokens=convert.limit(body.max_output_tokens, info),
@@ -47,7 +48,8 @@ def plan(body: ResponsesBody, service: Service, info: EngineInfo) -> convert.Pla
         messages=fit_tools(messages(body, config.max_messages), tools, info),
         sampling=sampling,
         tools=template_tools(tools, info),
-        thinking=convert.thinks(reasoning_effort(body.reasoning or {}), "reasoning.effort", None, info),
+        template_options=convert.with_effort({}, effort, info),
+        thinking=convert.thinks(effort, "reasoning.effort", None, info),
         depth=convert.depth(body.depth),
         use_cache=body.cache_prompt is not False,
     )

@@ -68,6 +68,8 @@ class EngineInfo(Wire):
     max_depth: int = 0
     #: The chat template can think.
     thinking: bool = False
+    #: The chat template has levels of thinking, ``reasoning_effort``.
+    efforts: bool = False
     #: The chat template can call tools.
     tools: bool = False
     parameters_bytes: int = 0

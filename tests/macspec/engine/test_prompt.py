@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from macspec.engine.prompt import prompt_tokens, repeated_prefix
+from macspec.engine.prompt import prompt_tokens, repeated_prefix, takes_effort
 from macspec.errors import RequestError, UnsupportedError
 from macspec.request import GenerationRequest
 from tiny_engine import TEMPLATE, tiny_tokenizer
@@ -55,6 +55,13 @@ def test_templates_that_do_not_just_append_an_opening(template: str) -> None:
     closed = own.apply_chat_template([dict(message) for message in CHAT], add_generation_prompt=False)
     common = next((n for n, (a, b) in enumerate(zip(prompt, closed, strict=False)) if a != b), len(closed))
     assert repeated_prefix(GenerationRequest(messages=CHAT), own, prompt) == (common or None)
+
+
+def test_levels_of_thinking_are_the_templates() -> None:
+    own = tokenizer("{{ reasoning_effort }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert takes_effort(own) and not takes_effort(tokenizer()) and not takes_effort(tokenizer(None))
+    request = GenerationRequest(messages=CHAT[:1], template_options={"reasoning_effort": "high"})
+    assert own.decode(prompt_tokens(request, own, VOCAB)) == "highBe brief."
 
 
 def test_a_template_that_never_opens_the_answer_repeats_everything() -> None:

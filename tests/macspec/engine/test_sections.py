@@ -31,6 +31,10 @@ def tokenizer(kind: str) -> Any:
         parts = {"tool_call_start": mistral.tool_call_start, "tool_call_end": mistral.tool_call_end}
         return byte_level(("<end>", "[TOOL_CALLS]", "[ARGS]"), tool_parser=mistral.parse_tool_call, **parts)
     parts = {"tool_call_start": json_tools.tool_call_start, "tool_call_end": json_tools.tool_call_end}
+    if kind == "harmony":
+        return byte_level(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"))
+    if kind == "brackets":
+        return byte_level(("<end>", "[THINK]", "[/THINK]"))
     if kind == "channels":
         # The opening marker is two tokens: <|channel> and the letters of "thought".
         return byte_level(("<end>", "<|channel>", "<channel|>"), tool_parser=json_tools.parse_tool_call, **parts)
@@ -83,6 +87,32 @@ def test_markers_of_several_tokens():
     # What only begins like the marker is text; the special token in it is hidden as everywhere.
     assert run("channels", "a<|channel>though b") == ("athough b", "", [], None)
     assert run("channels", "a<|channel>tho") == ("atho", "", [], None)
+
+
+def test_channels_of_harmony():
+    thinking, answer = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+    turn = "<|end|><|start|>assistant"
+    assert run("harmony", f"{thinking}hm{turn}{answer}Yes.<|return|>") == ("Yes.", "hm", [], None)
+    assert run("harmony", f"{answer}At once.<|return|>") == ("At once.", "", [], None)
+    assert run("harmony", f"hm{turn}{answer}Yes", prompt=f"a{thinking}") == ("Yes", "hm", [], None)
+    assert run("harmony", f"{thinking}never closed") == ("", "never closed", [], None)
+
+
+def test_budget_closes_the_analysis_of_harmony():
+    opening = encode("harmony", "<|channel|>analysis<|message|>")
+    tracker = ThinkingTracker.of(tokenizer("harmony"), [], budget=2)
+    for token in [*opening, *encode("harmony", "ab")]:
+        tracker.feed(token)
+    ending = []
+    while (token := tracker.forced()) is not None:
+        ending.append(token)
+        tracker.feed(token)
+    closing = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert ending == encode("harmony", closing) and not tracker.inside
+
+
+def test_markers_mlx_lm_does_not_look_for():
+    assert run("brackets", "[THINK]hm[/THINK]Yes") == ("Yes", "hm", [], None)
 
 
 def test_thinking_tokens_are_counted():

@@ -303,6 +303,27 @@ async def test_thinking_switches(start: Start) -> None:
         assert server.engine.requests[-1].thinking is thinking, fields
 
 
+async def test_levels_of_thinking_reach_a_template_that_has_them(start: Start) -> None:
+    server = await start(ScriptedClient(info=replace(DEFAULT_INFO, efforts=True)))
+    for fields, thinking, options in (
+        ({"reasoning_effort": "low"}, True, {"reasoning_effort": "low"}),
+        ({"reasoning": {"effort": "high"}}, True, {"reasoning_effort": "high"}),
+        ({"reasoning_effort": "none"}, False, {"reasoning_effort": "none"}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            True,
+            {"reasoning_effort": "high"},
+        ),
+        ({}, None, {}),
+    ):
+        assert (await server.chat(**fields)).status_code == 200
+        request = server.engine.requests[-1]
+        assert (request.thinking, request.template_options) == (thinking, options), fields
+    server = await start(ScriptedClient(info=replace(DEFAULT_INFO, efforts=True, thinking=False)))
+    assert (await server.chat(reasoning_effort="high")).status_code == 200
+    assert server.engine.requests[-1].thinking is None
+
+
 async def test_tool_calls(start: Start) -> None:
     engine = ScriptedClient(Reply("Let me look", tool_calls=[("weather", '{"city": "Bern"}'), ("weather", "{}")]))
     server = await start(engine)
