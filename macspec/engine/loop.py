@@ -144,6 +144,11 @@ class Engine:
 
     def policy(self, request: GenerationRequest) -> DepthPolicy:
         """The rule that chooses this request's depths. Rules that learn are shared by all requests."""
+        if self.drafter is None and request.depth not in ("auto", "0"):
+            reason = self.drafter_reason.rstrip(".") or "none was loaded"
+            raise RequestError(
+                f"depth is {request.depth}, but there is no drafter: {reason}. Use auto or 0.", param="depth"
+            )
         if self.drafter is None or request.depth == "0":
             name = "plain"
         elif request.depth == "auto":

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fake_drafters import FakeDrafter, oracle_drafter, random_drafter
 from macspec.api import collect
 from macspec.engine.loop import Engine
+from macspec.errors import RequestError
 from macspec.request import GenerationRequest, Round
 from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
 from tiny_engine import ask, random_prompt, tiny_target
@@ -120,7 +121,7 @@ def test_a_round_costs_two_syncs_and_a_plain_one_costs_one(targets, monkeypatch)
 
     target, prompt = targets["llama"], random_prompt(6, VOCAB)
     syncs = {"draft": 0, "choices": 0}
-    read, choose = module.Rounds._read_draft, module.Chooser.choose
+    read, pick = module.Rounds._read_draft, module.Chooser.pick
 
     def counted_read(self):
         syncs["draft"] += self._block is not None
@@ -135,7 +136,7 @@ def test_a_round_costs_two_syncs_and_a_plain_one_costs_one(targets, monkeypatch)
             return self.array.tolist()
 
     monkeypatch.setattr(module.Rounds, "_read_draft", counted_read)
-    monkeypatch.setattr(module.Chooser, "choose", lambda self, *args: Counted(choose(self, *args)))
+    monkeypatch.setattr(module.Chooser, "pick", lambda self, *args: Counted(pick(self, *args)))
     evals = []
     monkeypatch.setattr(module.mx, "eval", lambda *arrays: evals.append(arrays))
     engine = Engine(target, random_drafter(VOCAB), prefill_chunk=5)
@@ -143,6 +144,16 @@ def test_a_round_costs_two_syncs_and_a_plain_one_costs_one(targets, monkeypatch)
     rounds = [event for event in events if isinstance(event, Round)]
     drafted = sum(event.drafted > 0 for event in rounds)
     assert syncs == {"draft": drafted, "choices": len(rounds)}
+
+
+def test_a_depth_needs_a_drafter(targets):
+    engine = Engine(targets["llama"], None, drafter_reason="nobody trained one.")
+    for depth in ("3", "full"):
+        with pytest.raises(RequestError, match=f"depth is {depth}, but there is no drafter: nobody trained one") as e:
+            list(engine.generate(ask([1, 2, 3], depth, max_tokens=2)))
+        assert e.value.param == "depth"
+    for depth in ("0", "auto"):
+        assert collect(engine.generate(ask([1, 2, 3], depth, max_tokens=2)))[0].tokens
 
 
 def test_parked_rounds_cost_no_draft(targets):

@@ -104,7 +104,7 @@ def test_a_drafter_that_fails(monkeypatch, target, plain, name: str, number: int
     assert_next_is_right(engine, plain)
 
 
-@pytest.mark.parametrize("name", ["choose", "commit", "must_stop"])
+@pytest.mark.parametrize("name", ["scores", "pick", "commit", "must_stop"])
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_choice_that_fails(monkeypatch, target, plain, name: str, number: int) -> None:
     from macspec.engine.sampling import Chooser
