@@ -79,8 +79,10 @@ def run(args: argparse.Namespace) -> int:
     results: list[Compared] = []
     for ladder in find_ladders(args.ladder, trace):
         reference = {name: simulate(name, trace, ladder) for name in ("plain", *bounds)}
+        known = {} if args.noise else reference
         results += [
-            (reference, simulate(name, trace, ladder, noise=args.noise, predictor=args.predictor)) for name in names
+            (reference, known.get(name) or simulate(name, trace, ladder, noise=args.noise, predictor=args.predictor))
+            for name in names
         ]
         results += [(reference, reference[name]) for name in bounds]
     if args.json:

@@ -38,6 +38,8 @@ class CostModel:
         self._bucket = -1
         self._base: list[float] = []
         self._base_draft = 0.0
+        #: The corrected curve at the present context, until a correction or another context.
+        self._curve: list[float] | None = None
 
     @property
     def max_depth(self) -> int:
@@ -60,10 +62,12 @@ class CostModel:
         return not SHARED_BOUND**-0.9 < self._shared < SHARED_BOUND**0.9
 
     def verify_curve(self, context: int) -> list[float]:
-        """Milliseconds of a verification pass of 1, 2, … rows, corrected."""
+        """Milliseconds of a verification pass of 1, 2, … rows, corrected. The list is shared: leave it as it is."""
         self._lookup(context)
-        shared = self._shared
-        return [base * shared * row for base, row in zip(self._base, self._rows, strict=True)]
+        if self._curve is None:
+            shared = self._shared
+            self._curve = [base * shared * row for base, row in zip(self._base, self._rows, strict=True)]
+        return self._curve
 
     def draft_ms(self, context: int) -> float:
         """Milliseconds of drafting one block, corrected."""
@@ -100,6 +104,7 @@ class CostModel:
             ratio = _clip(outcome.verify_ms / (self._base[depth] * self._shared * row), SAMPLE_CLIP)
             self._shared = _clip(self._shared * (1.0 + SHARED_WEIGHT * (ratio - 1.0)), SHARED_BOUND)
             self._rows[depth] = _clip(row * (1.0 + ROW_WEIGHT * (ratio - 1.0)), ROW_BOUND)
+            self._curve = None
         if outcome.drafted and outcome.source != LOOKUP and _usable(outcome.draft_ms) and self._base_draft > 0:
             ratio = _clip(outcome.draft_ms / (self._base_draft * self._draft), SAMPLE_CLIP)
             self._draft = _clip(self._draft * (1.0 + ROW_WEIGHT * (ratio - 1.0)), SHARED_BOUND)
@@ -119,6 +124,7 @@ class CostModel:
             self._bucket = bucket
             self._base = self.ladder.curve(bucket * CONTEXT_STEP)
             self._base_draft = self.ladder.draft_ms(bucket * CONTEXT_STEP)
+            self._curve = None
 
 
 def _usable(ms: float) -> bool:

@@ -127,15 +127,29 @@ def _round(
     return outcome, decision.reason
 
 
+def _fixed_speed(depth: int, trace: Trace, cost: CostModel) -> float:
+    """Tokens per millisecond of a fixed depth: what `replay` finds, at a fraction of its time."""
+    tokens, ms, index = 0, 0.0, 0
+    while index < len(trace.rounds):
+        item = trace.rounds[index]
+        used = min(depth, len(item.confidence), cost.max_depth)
+        accepted = min(item.accepted, used)
+        tokens += accepted + 1
+        ms += cost.round_ms(used, item.context, drafted=used > 0) + cost.replay_ms(accepted, used)
+        index = _next(trace, index, accepted + 1)
+    return tokens / ms
+
+
 def simulate(
     name: str, trace: Trace, ladder: Ladder, *, noise: float = 0.0, seed: int = 0, predictor: Path | None = None
 ) -> Result:
     """Replay the rule called ``name``; ``best-fixed`` is the best single depth in hindsight, plain included."""
     if name == "best-fixed":
         most = min(trace.slots, ladder.max_rows - 1)
-        tried = [replay(make_policy(f"fixed:{depth}"), trace, ladder) for depth in range(most + 1)]
-        best = max(tried, key=lambda result: result.tokens_per_second)
-        best.policy = f"best-fixed ({best.policy.removeprefix('fixed:')})"
+        cost = CostModel(ladder, adapt=False)
+        depth = max(range(most + 1), key=lambda depth: _fixed_speed(depth, trace, cost))
+        best = replay(make_policy(f"fixed:{depth}"), trace, ladder)
+        best.policy = f"best-fixed ({depth})"
         return best
     if name in ("oracle", "informed"):
         if name == "informed" and not all(item.chances for item in trace.rounds):

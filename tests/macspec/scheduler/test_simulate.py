@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def test_no_rule_beats_the_oracle(ladder: Ladder) -> None:
     best = simulate("oracle", trace, ladder).tokens_per_second
     for name in (*COMPARED, "best-fixed", "informed"):
         assert simulate(name, trace, ladder).tokens_per_second <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("ladder", published_ladders(), ids=lambda ladder: ladder.name)
+def test_the_best_fixed_depth_is_the_best_of_all(ladder: Ladder, positions: bool) -> None:
+    made = synthetic_trace(60, slots=7, regimes=(CODE, PROSE, HARD), seed=3)
+    items = tuple(replace(item, position=number, context=40 * number) for number, item in enumerate(made.rounds))
+    trace = Trace(items, {"every_position": positions})
+    every = [replay(make_policy(f"fixed:{depth}"), trace, ladder).tokens_per_second for depth in range(8)]
+    best = simulate("best-fixed", trace, ladder)
+    assert best.tokens_per_second == max(every)
+    assert best.policy == f"best-fixed ({every.index(max(every))})"
 
 
 def test_bounds_need_the_truth() -> None:
