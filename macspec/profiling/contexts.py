@@ -16,18 +16,28 @@ SEED_ROWS = 32
 CHUNK = 512
 
 
-def filled(target: Target, length: int) -> tuple[TargetCache, mx.array | None]:
-    """Caches of ``length`` positions and the features ``[SEED_ROWS, taps * width]`` of a stretch of them.
+#: Caches and the features of what they hold, ``[rows, taps * width]`` or None where nothing is tapped.
+Filled = tuple[TargetCache, mx.array | None]
+
+
+def filled(target: Target, length: int, seed: Filled | None = None) -> Filled:
+    """Caches of ``length`` positions and the features of a stretch of them, at most `SEED_ROWS`.
 
     Plain key-value caches repeat a short prefill; others (windows, recurrent states) are prefilled for real.
+
+    Args:
+        seed: an earlier result of ``filled(target, SEED_ROWS)`` to repeat; it stays as it is.
     """
-    cache = TargetCache(target.make_cache())
-    features = _append(target, cache, min(SEED_ROWS, length))
-    if length <= SEED_ROWS:
-        return cache, features
+    if seed is None or length < SEED_ROWS:
+        cache = TargetCache(target.make_cache())
+        seed = cache, _append(target, cache, min(SEED_ROWS, length))
+    cache, features = seed
+    if length <= cache.length:
+        return cache.fork(), features
     repeated = _repeat(target, cache, length)
     if repeated is not None:
         return repeated, features
+    cache = cache.fork()
     while cache.length < length:
         _append(target, cache, min(CHUNK, length - cache.length))
     return cache, features

@@ -2,8 +2,10 @@
 
 Each pass takes its tokens from the result of the one before it (a dependent chain, as decoding is), and ends with the
 choices on the host, as a round does. Row counts and contexts are shuffled anew in every sweep, so that a machine that
-warms up or is disturbed lifts all of them alike instead of bending the curve. The first pass of every shape is thrown
-away, medians are kept.
+warms up or is disturbed lifts all of them alike instead of bending the curve. Medians are kept.
+
+All of it fits a budget of time. Every row count gets two passes at the first context in any case; what time is left
+goes to a few row counts at longer contexts, then to sweeps of all, in which row counts whose times agree are left out.
 """
 
 from __future__ import annotations
@@ -12,23 +14,30 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
 from macspec.engine.caches import TargetCache
 from macspec.errors import ModelLoadError
-from macspec.profiling.contexts import filled, filled_context
+from macspec.profiling.contexts import SEED_ROWS, filled, filled_context
 from macspec.scheduler.ladder import Ladder
 from macspec_models.drafters.interface import DraftContext, Drafter
 from macspec_models.target import Target
 
 #: Context lengths of interest; those a model cannot hold are left out or shortened.
 CONTEXTS = (128, 1024, 4096)
-#: Sweeps over all shapes; the time budget counts after ``LEAST`` of them, for longer contexts after one.
-REPEATS, LEAST = 5, 3
-BUDGET_S = 4.0
+#: Sweeps over all shapes, at most.
+REPEATS = 5
+#: Seconds; passes are only begun that are expected to end within them.
+BUDGET_S = 4.2
+#: Passes of which a median is trusted alone; with fewer, a longer context's curve is a line over the first one's.
+LEAST = 3
+#: A row count is settled when so many passes lie within this share of their median.
+SETTLED_PASSES, SETTLED = 3, 0.02
+#: The first pass of a shape counts unless it took this many times as long as the second: it compiled a kernel.
+COMPILED = 1.25
 
 #: Called with the passes done and those in all.
 Progress = Callable[[int, int], None]
@@ -37,12 +46,14 @@ Clock = Callable[[], float]
 
 @dataclass
 class _Bed:
-    """Caches of one length to measure on."""
+    """Caches of one length to measure on, and the times so far: per row count, and of drafts."""
 
     length: int
     cache: TargetCache
-    context: DraftContext | None
+    context: DraftContext
     features: mx.array | None
+    verify: list[list[float]]
+    draft: list[float] = field(default_factory=list)
 
 
 class Meter:
@@ -73,63 +84,67 @@ class Meter:
         self._anchor = 1
 
     def ladder(self, name: str = "measured") -> Ladder:
-        """Measure. Takes about ``budget_s``, longer where even the least number of passes does."""
+        """Measure. Takes about ``budget_s``, longer where two passes of every row count do."""
         begin = self._clock()
-        count = len(self.contexts)
-        total = (self.repeats * count + 1) * self.rows
-        beds = [self._bed(length) for length in self.contexts]
-        # Compiling a kernel or loading a library happens at the first pass of a row count.
-        for rows in range(1, self.rows + 1):
-            self._verify(beds[0], rows)
-            self._report(rows, total)
-        for bed in beds:
-            self._draft(bed)
-        verify: list[list[list[float]]] = [[[] for _ in range(self.rows)] for _ in beds]
-        draft: list[list[float]] = [[] for _ in beds]
+        beds = self._beds()
+        done, total = 0, (self.repeats * len(beds) + 1) * self.rows
         order = random.Random(0)
-        done = self.rows
-        for sweep in range(self.repeats):
-            spent = self._clock() - begin
-            late = spent * (sweep + 1) > self.budget_s * max(1, sweep)
-            if late and sweep >= LEAST:
+        for sweep in range(self.repeats + 1):
+            shapes = self._shapes(beds, sweep, self.budget_s - (self._clock() - begin))
+            if not shapes:
                 break
-            # A slow machine measures a few row counts at longer contexts once, and then only the first context again.
-            used = [0] if late and sweep else range(count)
-            everywhere = range(1, self.rows + 1)
-            few = sorted({1, (self.rows + 1) // 2, self.rows})
-            shapes = [(number, rows) for number in used for rows in (everywhere if number == 0 or sweep else few)]
-            order.shuffle(shapes)
-            for number, rows in shapes:
-                verify[number][rows - 1].append(self._verify(beds[number], rows))
+            if sweep:
+                order.shuffle(shapes)
+            for bed, rows in shapes:
+                bed.verify[rows - 1].append(self._verify(bed, rows))
                 done += 1
                 self._report(done, total)
-            for number in used:
-                draft[number].append(self._draft(beds[number]))
+            for bed in beds:
+                if not sweep or any(bed is used for used, _ in shapes):
+                    bed.draft.append(self._draft(bed))
         self._report(total, total)
-        medians = [
-            {rows: statistics.median(samples) for rows, samples in enumerate(times, 1) if samples} for times in verify
-        ]
+        samples = [{rows: counted(times) for rows, times in enumerate(bed.verify, 1) if times} for bed in beds]
+        medians = [{rows: statistics.median(times) for rows, times in found.items()} for found in samples]
+        repeats = [min(len(found.get(rows, ())) for rows in range(1, self.rows + 1)) for found in samples]
         first = list(medians[0].values())
         curves = [
-            lifted(first, found) if min(map(len, times)) < LEAST and number else list(found.values())
-            for number, (found, times) in enumerate(zip(medians, verify, strict=True))
+            lifted(first, found) if number and least < LEAST else list(found.values())
+            for number, (found, least) in enumerate(zip(medians, repeats, strict=True))
         ]
         return Ladder(
             contexts=self.contexts,
             verify=tuple(tuple(curve) for curve in curves),
-            draft=tuple(statistics.median(times) for times in draft),
-            replay=self._replays(beds[0]),
+            draft=tuple(statistics.median(counted(bed.draft)) for bed in beds),
+            replay=self._replays(beds[0], begin + self.budget_s),
             name=name,
-            notes={
-                "repeats": [min(map(len, times)) for times in verify],
-                "seconds": round(self._clock() - begin, 2),
-            },
+            notes={"repeats": repeats, "seconds": round(self._clock() - begin, 2)},
         )
 
-    def _bed(self, length: int) -> _Bed:
-        cache, features = filled(self.target, length)
-        context = None if features is None else filled_context(self.drafter, features, length)
-        return _Bed(length, cache, context if context is not None else self.drafter.new_context(), features)
+    def _shapes(self, beds: Sequence[_Bed], sweep: int, left_s: float) -> list[tuple[_Bed, int]]:
+        """What to measure in a sweep, given the seconds left; empty when it is enough."""
+        first, *longer = beds
+        everywhere = range(1, self.rows + 1)
+        base = [(first, rows) for rows in everywhere]
+        if sweep == 0:
+            return base
+        if sweep == 1:
+            few = [(bed, rows) for bed in longer for rows in sorted({1, (self.rows + 1) // 2, self.rows})]
+            ends = [(bed, rows) for bed, rows in few if rows in (1, self.rows)]
+            return base + (few if _seconds(base + few) <= left_s else ends)
+        rest = [[(bed, rows) for rows in everywhere if not _settled(bed.verify[rows - 1])] for bed in beds]
+        for choice in ([shape for shapes in rest for shape in shapes], rest[0]):
+            if _seconds(choice) <= left_s:
+                return choice
+        return []
+
+    def _beds(self) -> list[_Bed]:
+        seed = filled(self.target, SEED_ROWS)
+        beds = []
+        for length in self.contexts:
+            cache, features = filled(self.target, length, seed)
+            context = self.drafter.new_context() if features is None else filled_context(self.drafter, features, length)
+            beds.append(_Bed(length, cache, context, features, [[] for _ in range(self.rows)]))
+        return beds
 
     def _verify(self, bed: _Bed, rows: int) -> float:
         """Milliseconds of one pass of ``rows`` rows, choices on the host included."""
@@ -146,7 +161,6 @@ class Meter:
     def _draft(self, bed: _Bed) -> float:
         """Milliseconds of taking in a round's features and drafting a block, confidences on the host included."""
         context = bed.context
-        assert context is not None
         length = context.length
         new = None if bed.features is None else bed.features[:2]
         history = unrepeated(length + (0 if new is None else new.shape[0]), self.target.vocab_size, self._anchor)
@@ -161,16 +175,20 @@ class Meter:
         context.trim(length)
         return elapsed
 
-    def _replays(self, bed: _Bed) -> tuple[float, ...]:
-        """Milliseconds of keeping ``a`` accepted tokens of a full block, for caches that must run them again."""
+    def _replays(self, bed: _Bed, until: float) -> tuple[float, ...]:
+        """Milliseconds of keeping ``a`` accepted tokens of a full block, for caches that must run them again.
+
+        Each is measured once at least, again while it is not yet ``until``.
+        """
         if not bed.cache.recurrent:
             return ()
         rows = mx.array([[self._anchor] * self.rows])
-        times = []
-        for accepted in range(self.rows - 1):
-            samples = [self._replay(bed.cache.fork(), rows, accepted + 1) for _ in range(LEAST)]
-            times.append(statistics.median(samples))
-        return tuple(times)
+        times: list[list[float]] = [[] for _ in range(self.rows - 1)]
+        for again in range(LEAST):
+            for accepted, samples in enumerate(times):
+                if not again or self._clock() < until:
+                    samples.append(self._replay(bed.cache.fork(), rows, accepted + 1))
+        return tuple(statistics.median(samples) for samples in times)
 
     def _replay(self, cache: TargetCache, rows: mx.array, kept: int) -> float:
         def again(count: int) -> None:
@@ -182,6 +200,25 @@ class Meter:
         cache.commit(kept, again)
         mx.eval(cache.arrays())
         return 1000.0 * (self._clock() - begin)
+
+
+def counted(times: Sequence[float]) -> list[float]:
+    """The times without the first where a kernel was compiled in it."""
+    compiled = len(times) > 1 and times[0] > COMPILED * times[1]
+    return list(times[1:] if compiled else times)
+
+
+def _settled(times: Sequence[float]) -> bool:
+    """Whether more passes would hardly move the median."""
+    kept = counted(times)
+    return len(kept) >= SETTLED_PASSES and max(kept) - min(kept) <= SETTLED * statistics.median(kept)
+
+
+def _seconds(shapes: Sequence[tuple[_Bed, int]]) -> float:
+    """How long passes and their drafts will take: as the last of the shape, or twice the longest of the others."""
+    known = [bed.verify[rows - 1][-1] for bed, rows in shapes if bed.verify[rows - 1]]
+    drafts = {bed.length: bed.draft[-1] for bed, _ in shapes}
+    return (sum(known) + 2.0 * (len(shapes) - len(known)) * max(known, default=0.0) + sum(drafts.values())) / 1000.0
 
 
 def unrepeated(count: int, vocab: int, anchor: int) -> list[int]:
