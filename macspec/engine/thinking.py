@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 Marker = tuple[int, ...]
 
@@ -30,10 +31,23 @@ class Markers:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Markers | None:
-        """The markers of a model that thinks, else None. ``tokenizer`` is mlx-lm's wrapper, which knows most."""
+        """The markers of a model that thinks, else None; looked for once per tokenizer.
+
+        Args:
+            tokenizer: mlx-lm's wrapper, which knows most; None has none.
+        """
+        if tokenizer is None:
+            return None
+        if tokenizer not in _known:
+            _known[tokenizer] = cls._find(tokenizer)
+        return _known[tokenizer]
+
+    @classmethod
+    def _find(cls, tokenizer: Any) -> Markers | None:
         if getattr(tokenizer, "has_thinking", False):
             return cls(tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens))
-        vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
+        # Tens of milliseconds: the tokenizer makes a new dictionary each time.
+        vocabulary = tokenizer.get_vocab()
         for start, end in _PAIRS:
             if start in vocabulary and end in vocabulary:
                 return cls((vocabulary[start],), (vocabulary[end],))
@@ -49,6 +63,9 @@ class Markers:
     def open_after(self, tokens: Sequence[int]) -> bool:
         """Whether ``tokens`` end inside thinking."""
         return _last(tokens, self.start) > _last(tokens, self.end)
+
+
+_known: WeakKeyDictionary[Any, Markers | None] = WeakKeyDictionary()
 
 
 class MarkerMatch:

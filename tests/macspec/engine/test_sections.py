@@ -15,7 +15,7 @@ from mlx_lm.tool_parsers import json_tools, mistral
 
 from macspec.engine.sampling import Chooser
 from macspec.engine.sections import ParsedCall, Pieces, Sections
-from macspec.engine.thinking import MarkerMatch, ThinkingTracker
+from macspec.engine.thinking import MarkerMatch, Markers, ThinkingTracker
 from macspec.errors import RequestError
 from macspec.request import Grammar, SamplingParams
 from tiny_tokenizers import byte_level
@@ -113,6 +113,14 @@ def test_budget_closes_the_analysis_of_harmony():
 
 def test_markers_mlx_lm_does_not_look_for():
     assert run("brackets", "[THINK]hm[/THINK]Yes") == ("Yes", "hm", [], None)
+
+
+def test_markers_are_looked_for_once_per_tokenizer(monkeypatch):
+    """Every request asks for them several times before its first token, and a vocabulary takes long to list."""
+    plain, listed = byte_level(), []
+    monkeypatch.setattr(type(plain), "get_vocab", lambda self: listed.append(self) or {}, raising=False)
+    assert [Markers.of(plain), Markers.of(plain), Markers.of(None)] == [None, None, None]
+    assert len(listed) == 1
 
 
 def test_thinking_tokens_are_counted():
