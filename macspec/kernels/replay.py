@@ -16,6 +16,7 @@ from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
 
 from macspec.kernels.calls import MAX_ROWS
+from macspec.kernels.mixers import recorded
 from macspec.kernels.ops import RoundOps
 from macspec.kernels.replacement import adopt_module, places
 
@@ -99,9 +100,11 @@ class RecordedDelta(nn.Module):  # type: ignore[misc]  # MLX is untyped
 
 
 def record_passes(model: nn.Module, ops: RoundOps) -> None:
-    """Let the gated delta-rule layers of ``model`` record their passes; other recurrent layers run them again."""
+    """Let the recurrent layers of ``model`` record their passes; those of a class not known here run them again."""
     for (holder, key), module in list(places(model)):
         if type(module) is RecordedDelta:
             module.ops = ops
         elif type(module) in GATED_DELTA and getattr(module, "sharding_group", None) is None:
             holder[key] = RecordedDelta(module, ops)
+        elif (mixer := recorded(module)) is not None:
+            holder[key] = mixer
