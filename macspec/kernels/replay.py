@@ -16,7 +16,7 @@ from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
 
 from macspec.kernels.calls import MAX_ROWS
-from macspec.kernels.mixers import recorded
+from macspec.kernels.mixers import RecordedMixer, recorded
 from macspec.kernels.ops import RoundOps
 from macspec.kernels.replacement import adopt_module, places
 
@@ -106,5 +106,5 @@ def record_passes(model: nn.Module, ops: RoundOps) -> None:
             module.ops = ops
         elif type(module) in GATED_DELTA and getattr(module, "sharding_group", None) is None:
             holder[key] = RecordedDelta(module, ops)
-        elif (mixer := recorded(module)) is not None:
+        elif not isinstance(holder, RecordedMixer) and (mixer := recorded(module)) is not None:
             holder[key] = mixer

@@ -63,6 +63,12 @@ def test_speculation_is_exact(family: str) -> None:
     assert result.difference is None
 
 
+@pytest.mark.parametrize("family", ["lfm2", "falcon_h1", "recurrent_gemma", "rwkv7"])
+def test_a_short_answer_is_exact_with_recurrent_layers(family: str) -> None:
+    result = measure(tiny_target(family), 12)
+    assert result.difference is None and "records" in result.rollback
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_speculation_is_exact_on_quantised_weights(form: str) -> None:
     result = measure(quantized_target("qwen3", form), 24)
