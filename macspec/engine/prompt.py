@@ -9,6 +9,7 @@ import jinja2
 import numpy as np
 
 from macspec.engine.prefix_cache import common_length
+from macspec.engine.repeated_text import RepeatedText
 from macspec.errors import RequestError, UnsupportedError
 from macspec.request import GenerationRequest
 
@@ -78,7 +79,7 @@ def _template(request: GenerationRequest, tokenizer: Any, *, opening: bool, toke
         options["tools"] = list(request.tools)
     messages = [dict(message) for message in request.messages or ()]
     try:
-        made = tokenizer.apply_chat_template(messages, add_generation_prompt=opening, tokenize=tokenize, **options)
-        return list(made) if tokenize else str(made)
+        text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=opening, tokenize=False, **options))
+        return RepeatedText.of(tokenizer).encode(text) if tokenize else text
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error

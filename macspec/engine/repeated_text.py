@@ -1,0 +1,87 @@
+"""Token ids of texts that begin like earlier ones: only what is new is tokenised, so that a long chat costs no more.
+
+A special token ends whatever stands before it: no token reaches across, so a text may be cut in front of one and its
+parts tokenised apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+#: Texts remembered, one per conversation that is being held.
+MAX_TEXTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KnownText:
+    """A text with its ``tokens``; ``cuts``: (characters, tokens) before each special token, and where it ends."""
+
+    text: str
+    tokens: list[int]
+    cuts: list[tuple[int, int, int]]
+
+    def shared(self, text: str) -> tuple[int, int]:
+        """Characters and tokens before the last special token up to whose end ``text`` is the same; else (0, 0)."""
+        same = bisect_left(self.cuts, True, key=lambda cut: not text.startswith(self.text[: cut[2]]))
+        return self.cuts[same - 1][:2] if same else (0, 0)
+
+
+class RepeatedText:
+    """Tokenises without adding special tokens, as the tokenizer itself does; see `of`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._known: list[KnownText] = []  # least recently used first
+        self._cutting: frozenset[int] = frozenset()
+        if self._backend is not None:
+            self._cutting = frozenset(
+                token
+                for token, added in self._backend.get_added_tokens_decoder().items()
+                if added.special and not (added.normalized or added.lstrip or added.rstrip or added.single_word)
+            )
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> RepeatedText:
+        """What is remembered for an mlx-lm ``TokenizerWrapper`` or Hugging Face tokenizer."""
+        if tokenizer not in _of_tokenizer:
+            _of_tokenizer[tokenizer] = cls(tokenizer)
+        return _of_tokenizer[tokenizer]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``."""
+        if not self._known:
+            # Tried out before it is relied on: what is around the backend may have a way of its own.
+            tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
+            if self._backend is None or self._part(text)[0] != tokens:
+                return tokens
+        known = max(self._known, key=lambda known: known.shared(text), default=None)
+        characters, count = (0, 0) if known is None else known.shared(text)
+        tokens, found = self._part(text[characters:])
+        cuts = [(characters + start, count + number, characters + end) for start, number, end in found]
+        if known is not None and count:
+            self._known.remove(known)
+            tokens = known.tokens[:count] + tokens
+            cuts = [cut for cut in known.cuts if cut[0] < characters] + cuts
+        self._known = [*self._known[-(MAX_TEXTS - 1) :], KnownText(text, tokens, cuts)]
+        return list(tokens)
+
+    def _part(self, text: str) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """Token ids of a part of a text, and its cuts."""
+        if self._backend.truncation is not None:
+            self._backend.no_truncation()
+        if self._backend.padding is not None:
+            self._backend.no_padding()
+        new = self._backend.encode(text, add_special_tokens=False)
+        cuts = [
+            (start, number, end)
+            for number, (token, (start, end)) in enumerate(zip(new.ids, new.offsets, strict=True))
+            if token in self._cutting
+        ]
+        return list(new.ids), cuts
+
+
+_of_tokenizer: WeakKeyDictionary[Any, RepeatedText] = WeakKeyDictionary()
