@@ -223,6 +223,7 @@ def real(tokens: int, repeats: int) -> None:
 
 async def opening(turns: int) -> None:
     """Open a long session on the screen, five times; then how much of it is held."""
+    from macspec_tui import garbage
     from macspec_tui.app import ChatApp
     from macspec_tui.conversation import Message
     from macspec_tui.history import PromptHistory
@@ -259,13 +260,19 @@ async def opening(turns: int) -> None:
                 await app.chat.open_session(store.new())
                 await pilot.pause()
             await app.chat.open_session(store.load(session.id))
-            before = _resident()
-            for _ in range(turns):
+            garbage.prepare()
+            sizes = [(_resident(), len(list(app.chat.walk_children())))]
+            for number in range(1, turns + 1):
                 await app.chat.submit("again")
                 while app.chat.turn is not None or app.chat.waiting:
                     await asyncio.sleep(0.002)
-            held = len(list(app.chat.walk_children()))
-            print(f"after {turns} more turns: {held} widgets, memory {before:.0f} -> {_resident():.0f} MB")
+                if number in (turns // 2, turns):
+                    await pilot.pause()
+                    sizes.append((_resident(), len(list(app.chat.walk_children()))))
+            shown = ", ".join(f"{size:.1f} MB with {held} widgets" for size, held in sizes)
+            print(f"memory at the start, after {turns // 2} and after {turns} more turns: {shown}")
+            growth = 1000 * (sizes[2][0] - sizes[1][0]) / (turns - turns // 2)
+            print(f"growth over the second half: {growth:.0f} kB a turn")
         app.chat.session.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from macspec_tui.blocks import Block, Cutter, Piece, code_blocks, split
+from macspec_tui.blocks import Block, Cutter, Piece, code_blocks, joined, split
 
 _LINES = st.sampled_from(
     [
@@ -31,17 +31,6 @@ def _pieces(cutter: Cutter, *texts: str) -> list[Piece]:
     return [*pieces, *cutter.finish()]
 
 
-def _joined(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """Pieces with neighbours of one kind put together."""
-    out: list[tuple[str, str]] = []
-    for piece in pieces:
-        if out and piece.kind in ("prose", "code") and out[-1][0] == piece.kind:
-            out[-1] = (piece.kind, out[-1][1] + piece.text)
-        else:
-            out.append((piece.kind, piece.text))
-    return out
-
-
 @settings(deadline=None)
 @given(st.lists(_LINES, max_size=12), st.randoms(use_true_random=False))
 def test_streaming_in_any_pieces_gives_the_same(lines: list[str], rng: object) -> None:
@@ -51,7 +40,14 @@ def test_streaming_in_any_pieces_gives_the_same(lines: list[str], rng: object) -
         size = rng.randint(1, 5)  # type: ignore[attr-defined]  # a random.Random
         parts.append(rest[:size])
         rest = rest[size:]
-    assert _joined(_pieces(Cutter(), *parts)) == _joined(_pieces(Cutter(), text))
+    assert list(joined(_pieces(Cutter(), *parts))) == list(joined(_pieces(Cutter(), text)))
+
+
+def test_neighbours_of_one_kind_are_joined() -> None:
+    pieces = [Piece("prose", "a\n"), Piece("prose", "b\n"), Piece("open", "py"), Piece("code", "x\n"), Piece("close")]
+    assert list(joined(pieces)) == [Piece("prose", "a\nb\n"), *pieces[2:]]
+    twice = [Piece("open"), Piece("close"), Piece("open"), Piece("close")]
+    assert list(joined(twice)) == twice
 
 
 @settings(deadline=None)

@@ -124,16 +124,31 @@ async def test_what_is_read_stays_in_place_when_earlier_messages_appear(open_cha
         assert first.region.y == before
 
 
-async def test_the_number_of_mounted_messages_is_bounded(
-    open_chat, store: SessionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversation, "KEEP", 10)
+async def test_what_is_mounted_is_bounded_by_the_view(open_chat, store: SessionStore) -> None:
     async with open_chat(Reply(text="ok"), session=_long_session(store, 2)) as chat:
-        for number in range(10):
+        view = chat.screen.conversation
+        for number in range(20):
             await chat.say(f"more {number}")
-            assert len(chat.screen.query(".message")) <= 12
-        assert chat.screen.query(Earlier)
-        assert len(chat.texts) == 24
+            # What is kept, the message that reaches over it, and the turn that came last.
+            assert view.virtual_size.height <= (conversation.KEEP + 1) * view.size.height
+        assert chat.screen.query(Earlier) and view.virtual_size.height >= conversation.KEEP * view.size.height
+        assert len(chat.texts) == 44
+
+
+async def test_nothing_is_dropped_while_the_reader_is_above(open_chat, store: SessionStore) -> None:
+    async with open_chat(Reply(text="ok"), session=_long_session(store, 40)) as chat:
+        view = chat.screen.conversation
+        await chat.until(lambda: view.virtual_size.height >= view.size.height + SPARE)
+        while view.virtual_size.height < 4 * view.size.height:
+            await view.show_earlier()
+            await chat.settle()
+        shown = len(chat.screen.query(".message"))
+        view.release_anchor()
+        view.scroll_to(y=1, animate=False)
+        await chat.settle()
+        await chat.screen.send("from above")
+        await chat.idle()
+        assert len(chat.screen.query(".message")) == shown + 2
 
 
 async def test_finding_mounts_what_is_found(open_chat, store: SessionStore) -> None:

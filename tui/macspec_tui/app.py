@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from textual.binding import Binding, BindingType
 
 from macspec.errors import MacspecError, RequestError
 from macspec.worker.client import EngineClient
-from macspec_tui import clipboard, figures, themes
+from macspec_tui import clipboard, figures, garbage, themes
 from macspec_tui.clean import for_display
 from macspec_tui.history import PromptHistory
 from macspec_tui.screens.chat import ChatScreen
@@ -66,8 +65,7 @@ class ChatApp(App[None]):
     def on_mount(self) -> None:
         self.push_screen(self.chat)
         if not self.is_headless:
-            # Else every full collection walks all that was made at the start: 0.1 s in which no key is seen.
-            self.call_after_refresh(gc.freeze)
+            self.call_after_refresh(garbage.prepare)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
             # The window was closed or the machine goes down: keep what was said so far.

@@ -7,8 +7,9 @@ parsed twice. The same cutter numbers the code blocks that ``/copy 2`` means.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 Kind = Literal["prose", "open", "code", "close"]
@@ -100,6 +101,15 @@ class Cutter:
             return line
         spaces = len(line) - len(line.lstrip(" "))
         return line[min(spaces, self._fence[0]) :]
+
+
+def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The same pieces with neighbours of one kind as one: each that is shown costs a parse and a layout."""
+    for kind, group in groupby(pieces, key=lambda piece: piece.kind):
+        if kind in ("prose", "code"):
+            yield Piece(kind, "".join(piece.text for piece in group))
+        else:
+            yield from group
 
 
 def split(text: str) -> list[Block]:

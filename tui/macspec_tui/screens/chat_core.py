@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from textual.widgets import OptionList, TextArea
 
 from macspec.errors import MacspecError, RequestError
 from macspec.worker.protocol import EngineStats, LoadProgress
-from macspec_tui import commands, figures
+from macspec_tui import commands, figures, garbage
 from macspec_tui.clean import pasted
 from macspec_tui.conversation import Message
 from macspec_tui.downloads import Download
@@ -74,6 +75,7 @@ class ChatCore(Screen[None]):
         self._first = first
         self._typed_before = typed
         self._ticks = 0
+        self._ticked = -TICK
         self._engine_failed = False
 
     def compose(self) -> ComposeResult:
@@ -92,7 +94,7 @@ class ChatCore(Screen[None]):
     async def on_mount(self) -> None:
         self.prompt.focus()
         self.prompt.put(pasted(self._typed_before))
-        self.set_interval(TICK, self.tick)
+        self.set_interval(TICK, self._tick_if_late)
         await self.show_session()
         self.load_engine(self.app.client.start)
         if self._first.strip():
@@ -133,6 +135,7 @@ class ChatCore(Screen[None]):
 
     async def open_session(self, session: Session) -> None:
         """Leave this session for another one."""
+        self._return_waiting()
         self.session.close()
         self.session = session
         self.live = LiveFigures()
@@ -172,15 +175,16 @@ class ChatCore(Screen[None]):
             self._engine_failed = True
         else:
             self._engine_failed = False
-            missing = figures.without_drafter(info)
-            if missing and self.app.settings.base.depth != "0":
+            missing = self.app.settings.without_drafter(info)
+            if missing:
                 await self.note(missing, "warning")
         self.engine_loading = False
         self.loading_step = self.download = None
+        if self._engine_failed:
+            self._return_waiting()
         await self._read_stats()
         self.tick()
-        if not self._engine_failed:
-            await self._send_waiting()
+        await self._send_waiting()
 
     @property
     def engine_ready(self) -> bool:
@@ -238,6 +242,7 @@ class ChatCore(Screen[None]):
             request = self.app.settings.request(self.session.conversation)
         except RequestError as error:
             self.app.notify(error.message, severity="error", markup=False)
+            self._return_waiting()
             return
         info = self.app.client.info
         self.turn = Turn(self.app.client, request, question, self.live, info.model if info else "")
@@ -273,6 +278,7 @@ class ChatCore(Screen[None]):
             self._return_waiting()
         await self._read_stats()
         self.tick()
+        self.call_after_refresh(garbage.collect)
         await self._send_waiting()
 
     async def _take_back(self, turn: Turn, failure: MacspecError | None, new: bool) -> None:
@@ -297,7 +303,7 @@ class ChatCore(Screen[None]):
             self.tick()
 
     def _return_waiting(self) -> None:
-        """What was typed ahead goes back to the prompt: its answer might be unwanted now."""
+        """What was typed ahead goes back to the prompt: its answer might be unwanted now, or nothing would send it."""
         if not self.waiting:
             return
         text = "\n\n".join([*self.waiting, *([self.prompt.full_text] if self.prompt.text else [])])
@@ -307,7 +313,8 @@ class ChatCore(Screen[None]):
     async def _send_waiting(self) -> None:
         if self.waiting and self.turn is None and not self.engine_loading:
             text = self.waiting.pop(0)
-            await self.submit(text)
+            self.conversation.follow()
+            await self.send(text)
 
     # Versions, editing, notes.
 
@@ -364,10 +371,16 @@ class ChatCore(Screen[None]):
         self.panel_chosen = True
         self.tick()
 
+    def _tick_if_late(self) -> None:
+        # While text grows the numbers are drawn with it: drawing twice costs twice.
+        if time.monotonic() - self._ticked >= TICK:
+            self.tick()
+
     def tick(self) -> None:
         """Bring the lines and the panel up to date."""
         if not self.is_mounted:
             return
+        self._ticked = time.monotonic()
         self._ticks += 1
         if self.turn is not None and self._ticks % STATS_TICKS == 0:
             self.run_worker(self._read_stats(), group="stats", exclusive=True)
@@ -498,6 +511,10 @@ class ChatCore(Screen[None]):
     @on(KeyBar.Clicked)
     async def _key_clicked(self, event: KeyBar.Clicked) -> None:
         await self.run_action(event.action)
+
+    @on(AnswerView.Grew)
+    def _grew(self) -> None:
+        self.tick()
 
     @on(ConversationView.Following)
     def _following(self) -> None:

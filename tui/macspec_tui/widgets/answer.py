@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -14,7 +16,7 @@ from textual.widget import MountError
 from textual.widgets import Static
 
 from macspec_tui import figures
-from macspec_tui.blocks import Cutter, split
+from macspec_tui.blocks import Cutter, joined, split
 from macspec_tui.clean import for_display
 from macspec_tui.conversation import Message
 from macspec_tui.draft import AnswerDraft
@@ -22,10 +24,19 @@ from macspec_tui.runs import Run
 from macspec_tui.widgets.code_block import CodeBlock
 from macspec_tui.widgets.message_actions import MessageActions
 from macspec_tui.widgets.prose import Prose
+from macspec_tui.widgets.sizes import size_without_layout
 from macspec_tui.widgets.thinking import ThinkingBlock
 
-#: Seconds between two updates of a growing answer; more often costs the engine's core and reads no better.
-FLUSH_SECONDS = 0.15
+#: Least and most seconds between two updates of a growing answer; rarer reads badly, more often no better.
+FLUSH_SECONDS = (0.1, 0.2)
+#: Share of one core from which on the updates become rarer, because the engine and the person's keys need it too.
+FLUSH_SHARE = 0.12
+
+
+def pause(spent: float) -> float:
+    """Seconds until the next update after one that took ``spent`` seconds of this process's time, drawing included."""
+    least, most = FLUSH_SECONDS
+    return min(max(spent / FLUSH_SHARE, least), most)
 
 
 class AnswerView(MessageActions, Vertical):
@@ -34,6 +45,7 @@ class AnswerView(MessageActions, Vertical):
     Text arrives at the engine's pace and is only collected; a timer shows it.
     """
 
+    virtual_size = size_without_layout()
     BINDINGS = [
         Binding("r", "retry", "answer again"),
         Binding("t", "thinking", "thinking"),
@@ -45,6 +57,9 @@ class AnswerView(MessageActions, Vertical):
         def __init__(self, message: Message) -> None:
             super().__init__()
             self.message = message
+
+    class Grew(UiMessage):
+        """New text is shown; what else changes with it is best drawn now, together with it."""
 
     def __init__(self, message: Message | None = None, version: tuple[int, int] = (1, 1)) -> None:
         super().__init__(classes="message answer")
@@ -82,7 +97,18 @@ class AnswerView(MessageActions, Vertical):
 
     def on_mount(self) -> None:
         if not self._finished:
-            self._timer = self.set_interval(FLUSH_SECONDS, self.flush)
+            self._beat_after(0.0)
+
+    def _beat_after(self, spent: float) -> None:
+        self._timer = self.set_timer(pause(spent), partial(self._beat, time.process_time()))
+
+    async def _beat(self, since: float) -> None:
+        """Show what has arrived, and again after a pause that depends on the process's time from ``since`` on."""
+        spent = time.process_time() - since
+        if await self.flush():
+            self.post_message(self.Grew())
+        if not self._finished:
+            self._beat_after(spent)
 
     def append(self, text: str, section: str) -> None:
         """Take text of the model; it is shown with the next flush."""
@@ -95,17 +121,18 @@ class AnswerView(MessageActions, Vertical):
         self._cutter, self._prose, self._code = Cutter(), None, None
         await self.remove_children()
 
-    async def flush(self) -> None:
-        """Show what has arrived; once the chat is leaving nothing more is shown."""
+    async def flush(self) -> bool:
+        """Show what has arrived, and say whether anything had; once the chat is leaving nothing more is shown."""
         # The timer and the end of the answer may meet here.
         async with self._flushing:
             try:
-                await self._flush()
+                return await self._flush()
             except MountError:
                 if self.is_attached:
                     raise
+                return False
 
-    async def _flush(self) -> None:
+    async def _flush(self) -> bool:
         thinking, text = "".join(self._waiting_thinking), "".join(self._waiting_text)
         self._waiting_thinking.clear()
         self._waiting_text.clear()
@@ -113,10 +140,11 @@ class AnswerView(MessageActions, Vertical):
             await (await self._thoughts()).append(thinking)
         if text:
             self._close_thoughts()
-            for piece in self._cutter.feed(text):
+            for piece in joined(self._cutter.feed(text)):
                 await self._show(piece.kind, piece.text)
             if self._coloured:
                 self._show_runs()
+        return bool(thinking or text)
 
     async def finish(self, draft: AnswerDraft, message: Message | None, version: tuple[int, int] = (1, 1)) -> None:
         """The answer has ended; ``message`` is what was kept of it, None when nothing was said."""
@@ -130,7 +158,7 @@ class AnswerView(MessageActions, Vertical):
                 self._timer.stop()
             await self._flush()
             self._close_thoughts()
-            for piece in self._cutter.finish():
+            for piece in joined(self._cutter.finish()):
                 await self._show(piece.kind, piece.text)
         self.message, self._version = message, version
         if message is not None:

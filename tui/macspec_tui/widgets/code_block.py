@@ -13,6 +13,7 @@ from textual.widgets import Static
 from textual.widgets.markdown import MarkdownFence
 
 from macspec_tui.clean import for_display
+from macspec_tui.widgets.sizes import size_without_layout
 
 #: Lines per widget while the code grows: only the last one is laid out again.
 CHUNK = 40
@@ -80,8 +81,19 @@ class CopyLabel(Static):
         self.post_message(self.Pressed())
 
 
+class CodeText(Static):
+    """Some lines of code."""
+
+    virtual_size = size_without_layout()
+
+    def __init__(self, code: Content | str = "") -> None:
+        super().__init__(code, markup=False, classes="code-text")
+
+
 class CodeBlock(Vertical):
     """Code of one language. ``append`` while it streams, ``finish`` to colour it."""
+
+    virtual_size = size_without_layout()
 
     class Copy(Message):
         """The person wants this code in the clipboard."""
@@ -94,7 +106,7 @@ class CodeBlock(Vertical):
         super().__init__()
         self.language = language
         self.code = code
-        self._chunks: list[Static] = []
+        self._chunks: list[CodeText] = []
         self._shown: list[str] = []
         self._finished = bool(code)
 
@@ -104,7 +116,7 @@ class CodeBlock(Vertical):
             yield CopyLabel("copy", markup=False, classes="code-copy")
         if self._finished:
             content = highlighted(for_display(self.code), self.language, ansi=self.app.native_ansi_color)
-            yield Static(content, classes="code-text")
+            yield CodeText(content)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
@@ -117,7 +129,7 @@ class CodeBlock(Vertical):
         for number, line in enumerate(text.splitlines(keepends=True)):
             if not self._shown or (number and self._shown[-1].count("\n") >= CHUNK):
                 self._shown.append("")
-                chunk = Static("", markup=False, classes="code-text")
+                chunk = CodeText()
                 self._chunks.append(chunk)
                 await self.mount(chunk)
             self._shown[-1] += line
@@ -143,7 +155,7 @@ class CodeBlock(Vertical):
 
     def _colour(self) -> None:
         lines = highlighted(for_display(self.code), self.language, ansi=self.app.native_ansi_color).split("\n")
-        widgets = list(self.query(".code-text").results(Static))
+        widgets = list(self.query(CodeText))
         size = CHUNK if self._chunks else max(len(lines), 1)
         for number, widget in enumerate(widgets):
             widget.update(Content("\n").join(lines[number * size : (number + 1) * size]))

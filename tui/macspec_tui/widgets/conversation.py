@@ -18,6 +18,7 @@ from textual.widgets import Static
 from macspec_tui.conversation import Message
 from macspec_tui.widgets.answer import AnswerView
 from macspec_tui.widgets.note import Note
+from macspec_tui.widgets.sizes import size_without_layout
 from macspec_tui.widgets.user_message import UserMessage
 
 #: Messages mounted at once when a conversation opens; as many follow until there is something to scroll.
@@ -26,8 +27,9 @@ FIRST = 2
 SPARE = 10
 #: Messages added when the reader reaches the top.
 PAGE = 12
-#: Messages kept mounted at most while following the end.
-KEEP = 60
+#: Heights of the view kept mounted while following the end. Every layout goes through all that is mounted: with 40
+#: messages showing a new line took three times as long as with 3.
+KEEP = 2
 
 Versions = Callable[[Message], tuple[int, int]]
 
@@ -45,6 +47,7 @@ class Earlier(Static):
 class ConversationView(VerticalScroll, can_focus=False):
     """Shows the path of a conversation, notes in between, and the answer that is growing."""
 
+    virtual_size = size_without_layout()
     BINDINGS = [Binding("pageup", "page_up", show=False), Binding("pagedown", "page_down", show=False)]
 
     class Following(UiMessage):
@@ -243,14 +246,25 @@ class ConversationView(VerticalScroll, can_focus=False):
             await self.mount(Earlier(Content(text), classes="earlier"), before=0)
 
     async def _drop_old(self) -> None:
-        if not self.following or len(self._path) - self._first <= KEEP:
+        if not self.following:
             return
-        old, self._first = self._first, len(self._path) - KEEP // 2
-        gone = [self._widgets.pop(message.id) for message in self._path[old : self._first]]
-        first = self._widgets[self._path[self._first].id]
-        notes = [w for w in self.children[: self.children.index(first)] if isinstance(w, Note)]
+        old, first = self._first, self._first_kept()
+        if first <= old:
+            return
+        gone = [self._widgets.pop(message.id) for message in self._path[old:first]]
+        self._first = first
+        oldest = self._widgets[self._path[first].id]
+        notes = [w for w in self.children[: self.children.index(oldest)] if isinstance(w, Note)]
         await self.remove_children([*gone, *notes])
         await self._mark_earlier()
+
+    def _first_kept(self) -> int:
+        """Index of the oldest message that the newest `KEEP` heights of the view need."""
+        height, index = 0, len(self._path)
+        while index > self._first and height < KEEP * self.size.height:
+            index -= 1
+            height += self._widgets[self._path[index].id].virtual_region_with_margin.height
+        return min(index, max(len(self._path) - FIRST, 0))
 
     def _say_following(self) -> None:
         if self.following != self._was_following:

@@ -53,4 +53,4 @@ class KeyBar(Static):
             self._spans.append((at + gap, at + gap + size, action))
             parts += [(key, "bold"), (f" {meaning}", "")]
             at += gap + size
-        self.update(Content.assemble(*parts))
+        self.update(Content.assemble(*parts), layout=False)

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from markdown_it import MarkdownIt
 from textual import on
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock
 
 from macspec_tui.widgets.code_block import NestedFence
+from macspec_tui.widgets.sizes import size_without_layout
 
 
 def _parser() -> MarkdownIt:
     return MarkdownIt("gfm-like", {"html": False})
 
 
+#: Textual names its class for paragraphs in this table only.
+_MarkdownParagraph: Any = Markdown.BLOCKS["paragraph_open"]
+
+
+class Paragraph(_MarkdownParagraph):  # type: ignore[misc]  # a base without a type
+    """A paragraph, most of what streams."""
+
+    virtual_size = size_without_layout()
+
+
 class Prose(Markdown):
     """A run of Markdown between code blocks. Its text must already be safe to display."""
 
-    BLOCKS: dict[str, type[MarkdownBlock]] = {**Markdown.BLOCKS, "fence": NestedFence, "code_block": NestedFence}
+    virtual_size = size_without_layout()
+    BLOCKS: dict[str, type[MarkdownBlock]] = {
+        **Markdown.BLOCKS,
+        "fence": NestedFence,
+        "code_block": NestedFence,
+        "paragraph_open": Paragraph,
+    }
 
     def __init__(self, markdown: str = "") -> None:
         super().__init__(markdown, parser_factory=_parser, open_links=False)

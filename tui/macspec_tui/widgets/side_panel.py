@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -15,12 +16,15 @@ from macspec_tui import figures
 from macspec_tui.live import LiveFigures, why
 from macspec_tui.widgets.activity import meter
 from macspec_tui.widgets.charts import bars, ladder
+from macspec_tui.widgets.sizes import size_without_layout
 
 _LADDER_HEIGHT = 4
 
 
 class Section(Static):
     """A heading and its lines."""
+
+    virtual_size = size_without_layout()
 
     def __init__(self, name: str, title: str) -> None:
         super().__init__("", id=f"section-{name}", classes="panel-section")
@@ -30,15 +34,22 @@ class Section(Static):
 
     def show(self, lines: Sequence[str]) -> None:
         """Show these lines below the heading; nothing at all when there are none."""
-        if list(lines) == self.lines:
+        before, self.lines = self.lines, list(lines)
+        if before == self.lines:
             return
-        self.lines = list(lines)
         self.display = bool(lines)
-        self.update(Content.assemble((self._title, "bold"), "\n" + "\n".join(lines)))
+        # A layout goes through every widget of the screen, so only where the height may have changed.
+        same = len(before) == len(lines) and not any(self._wraps(line) for line in (*before, *lines))
+        self.update(Content.assemble((self._title, "bold"), "\n" + "\n".join(lines)), layout=not same)
+
+    def _wraps(self, line: str) -> bool:
+        return cell_len(line) > self.content_size.width
 
 
 class SidePanel(VerticalScroll, can_focus=False):
     """The panel. `show` is called a few times a second; what has not changed is not drawn again."""
+
+    virtual_size = size_without_layout()
 
     def __init__(self) -> None:
         super().__init__(id="panel")

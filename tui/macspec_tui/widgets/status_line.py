@@ -20,6 +20,7 @@ class StatusLine(Static):
         super().__init__("", id="status", markup=False)
         self._parts: Sequence[str] = ()
         self.line = ""
+        self._drawn = ""
 
     def show(self, parts: Sequence[str]) -> None:
         """Show these parts, ordered by importance."""
@@ -30,11 +31,13 @@ class StatusLine(Static):
         self._fit()
 
     def _fit(self) -> None:
-        line = join_fitting(self._parts, max(self.content_size.width, 1), " · ")
-        if line != self.line:
-            self.line = line
-            # To the edge, because terminals without colours show the line reversed.
-            self.update(Content(line + " " * (self.content_size.width - cell_len(line))))
+        width = max(self.content_size.width, 1)
+        self.line = join_fitting(self._parts, width, " · ")
+        # To the edge, because terminals without colours show the line reversed.
+        drawn = self.line + " " * (width - cell_len(self.line))
+        if drawn != self._drawn:
+            self._drawn = drawn
+            self.update(Content(drawn), layout=False)
 
 
 def join_fitting(parts: Sequence[str], width: int, between: str) -> str:
