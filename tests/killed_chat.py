@@ -1,4 +1,4 @@
-"""Runs the whole chat on a scripted engine many times and kills it with SIGKILL at a random moment of a turn.
+"""Runs the whole chat, its screen drawn into memory and its engine scripted, and kills it at a random moment.
 
 ``python killed_chat.py FOLDER COUNT SEED`` keeps the sessions of run N in ``FOLDER/N`` and prints a JSON line per run:
 the numbers of the turns whose end the person saw. Forked and not started, because starting takes most of the time.

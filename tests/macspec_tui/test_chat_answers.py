@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from macspec.errors import MacspecError, MemoryRefusedError, ModelLoadError
+import pytest
+
+from macspec.errors import MacspecError, MemoryRefusedError, ModelLoadError, RequestError
 from macspec.request import GenerationRequest
 from macspec.worker.protocol import LoadProgress
 from macspec.worker.scripted import DEFAULT_INFO, Reply, ScriptedClient
+from macspec_tui.settings import ChatSettings
 from macspec_tui.store import SessionStore
 from macspec_tui.widgets.activity import Activity
 from macspec_tui.widgets.answer import AnswerView
@@ -184,6 +188,60 @@ async def test_stopping_gives_back_what_was_typed_ahead(open_chat) -> None:
         assert chat.prompt.text == "two" and len(chat.client.requests) == 1
 
 
+async def test_a_slash_message_typed_ahead_stays_a_message(open_chat) -> None:
+    gate = asyncio.Event()
+    async with open_chat([Reply(text="first", gate=gate), Reply(text="second")]) as chat:
+        await chat.enter("one")
+        await chat.enter("//quit is a command?")
+        gate.set()
+        await chat.idle()
+        assert chat.texts == ["one", "first", "/quit is a command?", "second"] and not chat.app._exit
+
+
+async def test_a_failed_load_gives_back_what_was_typed_ahead(open_chat) -> None:
+    gate = asyncio.Event()
+    error = ModelLoadError("The weights are damaged; download them again.")
+    client = ScriptedClient(Reply(text="ok"), load_gate=gate, load_error=error)
+    async with open_chat(client=client, ready=False) as chat:
+        await chat.settle()
+        await chat.enter("one")
+        await chat.enter("two")
+        await chat.press("x")
+        gate.set()
+        await chat.until(lambda: chat.notes)
+        assert chat.prompt.text == "one\n\ntwo\n\nx" and not chat.screen.waiting
+        client.load_error = None
+        await chat.press("f5")
+        await chat.idle()
+        await chat.press("enter")
+        await chat.idle()
+        assert chat.texts == ["one\n\ntwo\n\nx", "ok"]
+
+
+async def test_another_conversation_gets_nothing_typed_ahead_for_this_one(open_chat) -> None:
+    gate = asyncio.Event()
+    async with open_chat(client=ScriptedClient(Reply(text="ok"), load_gate=gate), ready=False) as chat:
+        await chat.settle()
+        await chat.enter("for the first one")
+        await chat.press("ctrl+n")
+        gate.set()
+        await chat.idle()
+        assert chat.texts == [] and chat.prompt.text == "for the first one"
+
+
+async def test_a_refused_setting_gives_back_what_was_typed_ahead(open_chat) -> None:
+    gate = asyncio.Event()
+    async with open_chat(Reply(text="first", gate=gate)) as chat:
+        await chat.enter("one")
+        await chat.enter("two")
+        await chat.enter("three")
+        # What /set would not take.
+        chat.app.settings = ChatSettings(GenerationRequest(depth="odd"))
+        gate.set()
+        await chat.idle()
+        assert len(chat.client.requests) == 1 and chat.prompt.text == "three"
+
+
 async def test_typing_while_the_model_loads(open_chat) -> None:
     gate = asyncio.Event()
     steps = (LoadProgress("weights", 2_100_000_000, 4_600_000_000),)
@@ -253,6 +311,17 @@ async def test_a_question_that_does_not_fit_is_refused_and_given_back(open_chat)
         assert chat.texts == [] and chat.prompt.text.startswith("word")
 
 
+async def test_what_is_sent_the_moment_a_question_was_refused(open_chat) -> None:
+    async with open_chat([Reply(error=RequestError("It does not fit.")), Reply(text="ok")]) as chat:
+        await chat.screen.submit("too long")
+        while chat.screen.turn is not None:
+            await asyncio.sleep(0)
+        chat.prompt.clear_all()
+        await chat.screen.submit("next")
+        await chat.idle()
+        assert chat.texts == ["next", "ok"]
+
+
 async def test_running_out_of_memory_keeps_the_question(open_chat) -> None:
     async with open_chat([Reply(error=MemoryRefusedError("The prompt needs 3 GB more.")), Reply(text="Ok.")]) as chat:
         await chat.say("go")
@@ -277,12 +346,21 @@ async def test_an_empty_answer_is_an_answer(open_chat) -> None:
 
 
 async def test_no_drafter_is_explained(open_chat) -> None:
-    from dataclasses import replace
-
     info = replace(DEFAULT_INFO, drafter=None, drafter_reason="no drafter is known for it", kind="plain")
     async with open_chat(client=ScriptedClient(info=info)) as chat:
         assert "No drafter: no drafter is known for it." in chat.notes[0]
         assert "no drafter" in chat.screen.query_one(StatusLine).line
+
+
+@pytest.mark.parametrize(("depth", "explained"), [("4", True), ("full", True), ("0", False)])
+async def test_a_depth_without_a_drafter_is_explained(open_chat, depth: str, explained: bool) -> None:
+    info = replace(DEFAULT_INFO, drafter=None, drafter_reason="no drafter is known for it", kind="plain")
+    async with open_chat(client=ScriptedClient(info=info)) as chat:
+        before = len(chat.notes)
+        await chat.enter(f"/set depth {depth}")
+        said = chat.notes[before:]
+        assert said[0] == f"depth is {depth}." and len(said) == 1 + explained
+        assert not explained or "No drafter: no drafter is known for it." in said[1]
 
 
 async def test_thinking_folds_when_the_answer_starts(open_chat) -> None:

@@ -20,7 +20,7 @@ from macspec.worker.protocol import EngineOptions
 from macspec.worker.scripted import Reply
 from macspec_tui.app import ChatApp
 from macspec_tui.settings import ChatSettings
-from macspec_tui.store import SessionStore
+from macspec_tui.store import Session, SessionStore
 
 pytestmark = pytest.mark.model
 
@@ -120,6 +120,38 @@ async def test_prompts_are_what_mlx_lm_renders(
         assert text.count("Be brief.") == 1 and ("They greet me." in text) == (fed_back and len(messages) > 2)
 
 
+async def _talk(client: ProcessClient, settings: ChatSettings, folder: Path, *said: str) -> Session:
+    """Say these things to the real model, one after the other."""
+    store = SessionStore(folder / "sessions")
+    app = ChatApp(client, store, store.new("Answer in a few words."), settings, theme="dark")
+    async with app.run_test(size=(80, 24)) as pilot:
+
+        async def idle() -> None:
+            while app.chat.turn is not None or app.chat.engine_loading or app.chat.waiting:
+                await asyncio.sleep(0.02)
+            await pilot.pause()
+
+        await idle()
+        for text in said:
+            app.chat.prompt.clear_all()
+            await app.chat.submit(text)
+            await idle()
+        await client.close()
+    app.chat.session.close()
+    return app.chat.session
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", ["auto", "3", "0"])
+async def test_the_model_ends_its_turn_and_does_not_talk_to_itself(tmp_path: Path, depth: str) -> None:
+    settings = ChatSettings().set("max_tokens", "120").set("depth", depth)
+    session = await _talk(ProcessClient(EngineOptions()), settings, tmp_path, "Say hello.", "What is 2 + 2?")
+    answers = session.conversation.path()[1::2]
+    assert [message.reason for message in answers] == ["stop", "stop"]
+    for message in answers:
+        assert message.text and "<|" not in message.text and "\nuser\n" not in message.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", ["auto", "0"])
 async def test_the_prefix_cache_is_hit_every_turn(open_chat, tmp_path: Path, depth: str) -> None:
@@ -132,24 +164,9 @@ async def test_the_prefix_cache_is_hit_every_turn(open_chat, tmp_path: Path, dep
                     began.append(event)
                 yield event
 
-    store = SessionStore(tmp_path / "sessions")
     settings = ChatSettings().set("max_tokens", "12").set("depth", depth)
-    client = Watched(EngineOptions())
-    app = ChatApp(client, store, store.new("Answer in a few words."), settings, theme="dark")
-    async with app.run_test(size=(80, 24)) as pilot:
-
-        async def idle() -> None:
-            while app.chat.turn is not None or app.chat.engine_loading or app.chat.waiting:
-                await asyncio.sleep(0.02)
-            await pilot.pause()
-
-        await idle()
-        for text in ("What is rain?", "And snow?", "/retry", "Tell me a story.", "/undo", "Bye."):
-            app.chat.prompt.clear_all()
-            await app.chat.submit(text)
-            await idle()
-        await client.close()
-    app.chat.session.close()
+    said = ("What is rain?", "And snow?", "/retry", "Tell me a story.", "/undo", "Bye.")
+    await _talk(Watched(EngineOptions()), settings, tmp_path, *said)
     assert len(began) == 5
     # Turns that follow one another need only the new message and what frames it; a retry needs its last token.
     longest = max(event.prompt_tokens - event.cached_tokens for event in began[1:])

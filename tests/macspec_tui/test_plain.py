@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from macspec.errors import EngineDiedError, MacspecError, RequestError
-from macspec.worker.scripted import Reply, ScriptedClient
+from macspec.worker.scripted import DEFAULT_INFO, Reply, ScriptedClient
 from macspec_tui.plain import INTERRUPTED, PlainChat
 from macspec_tui.settings import ChatSettings
 from macspec_tui.store import SessionStore
@@ -110,6 +111,20 @@ def test_talk_joins_lines_that_end_in_a_backslash(screen: Callable[..., Screen])
     assert s.client.requests[0].messages == ({"role": "user", "content": "one\ntwo"},)
 
 
+def test_the_label_for_input_is_not_repeated_in_a_message_of_several_lines(screen: Callable[..., Screen]) -> None:
+    # What is copied from the terminal should be what was typed, so the second line begins with nothing.
+    s, labels = screen(), []
+    lines = iter(["one \\", "two", "/quit"])
+
+    def read(label: str) -> str:
+        labels.append(label)
+        return next(lines)
+
+    assert s.chat.talk(read) == 0
+    assert labels == ["You: ", "", "You: "]
+    assert s.chat.session.conversation.path()[0].text == "one \ntwo"
+
+
 def test_talk_saves_every_turn(screen: Callable[..., Screen]) -> None:
     s = screen(Reply(text="Fine."))
     s.type("How are you?")
@@ -129,6 +144,14 @@ def test_an_interrupt_at_the_prompt_is_forgotten_after_a_while(screen: Callable[
     ticks = iter([0.0, 10.0])
     s.chat._clock = lambda: next(ticks)
     assert s.type(KeyboardInterrupt, KeyboardInterrupt) == 0
+
+
+def test_a_depth_without_a_drafter_is_explained(tmp_path: Path) -> None:
+    info = replace(DEFAULT_INFO, drafter=None, drafter_reason="no drafter is known for it", kind="plain")
+    s = Screen(tmp_path, ScriptedClient(info=info))
+    s.type("/set depth 0", "/set depth 4")
+    assert s.notes.getvalue().count("No drafter: no drafter is known for it.") == 2
+    assert s.notes.getvalue().index("depth = 4") < s.notes.getvalue().rindex("No drafter")
 
 
 def test_an_engine_failure_does_not_end_the_talk(screen: Callable[..., Screen]) -> None:

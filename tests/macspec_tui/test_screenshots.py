@@ -9,8 +9,11 @@ import pytest
 from macspec_tui import screenshots
 
 
-def test_usage_and_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert screenshots.main([]) == 2
+def test_usage_and_unknown_names(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert screenshots.main([]) == screenshots.main(["--help"]) == 2 and not list(tmp_path.iterdir())
     assert screenshots.main([str(tmp_path), "nothing"]) == 2
     assert "answered" in capsys.readouterr().err
 

@@ -41,6 +41,9 @@ class TestFigures:
         stats = GenerationStats(generation_tokens=9, generation_tps=3.0, rounds=9, parked_rounds=9)
         assert figures.summary(stats) == "9 tokens at 3.0 tok/s · plain decoding"
 
+    def test_one_is_not_many(self) -> None:
+        assert figures.counted(1, "answer") == "1 answer" and figures.counted(0, "answer") == "0 answers"
+
     def test_loading_says_how_large(self) -> None:
         assert figures.progress(LoadProgress("download", 500_000_000, 2_000_000_000)) == (
             "download: 500 MB of 2.0 GB (25 %)"
@@ -98,6 +101,11 @@ class TestSettings:
         with pytest.raises(RequestError):
             settings.set(name, value)
         assert settings.shown() == ChatSettings().shown()
+
+    def test_a_wrong_name_is_told_the_names_that_a_chat_takes(self) -> None:
+        with pytest.raises(RequestError, match="no setting 'nope'.*top_p.*depth") as told:
+            ChatSettings().set("nope", "1")
+        assert "logprobs" not in str(told.value)
 
     def test_every_request_has_its_own_id(self) -> None:
         conversation = Conversation()

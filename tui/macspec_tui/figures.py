@@ -72,6 +72,11 @@ def progress(step: LoadProgress) -> str:
     return f"{step.stage}{detail}: {share} %"
 
 
+def counted(number: int, word: str) -> str:
+    """A number with its word in the singular or plural."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def spent(stats: GenerationStats) -> list[str]:
     """Where the time of an answer went, in short lines."""
     lines = [
@@ -89,7 +94,7 @@ def engine_lines(stats: EngineStats) -> list[str]:
     """The engine process in short lines: what it did since it started and what it holds."""
     share = 100 * stats.accepted / stats.verified if stats.verified else 0
     lines = [
-        f"Engine: up {seconds(stats.uptime)}, {stats.completed} answers",
+        f"Engine: up {seconds(stats.uptime)}, {counted(stats.completed, 'answer')}",
         f"  {stats.generation_tokens:,} tokens generated",
         f"  {stats.accepted:,} of {stats.verified:,} drafts accepted ({share:.0f} %)",
     ]
@@ -98,5 +103,5 @@ def engine_lines(stats: EngineStats) -> list[str]:
     if stats.memory_footprint:
         lines.append(f"  freed and kept {size(stats.memory_cache)}, process {size(stats.memory_footprint)}")
     if stats.restarts:
-        lines.append(f"  started again {stats.restarts} times")
+        lines.append(f"  started again {counted(stats.restarts, 'time')}")
     return lines

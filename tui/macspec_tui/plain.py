@@ -166,6 +166,8 @@ class PlainChat:
         name, _, value = rest.replace("=", " ", 1).partition(" ")
         self.settings = self.settings.set(name, value.strip())
         self._note(f"{name} = {value.strip()}")
+        if name.strip().lower() == "depth":
+            self._explain_plain()
 
     def _fresh(self) -> Session:
         from macspec_tui.store import SessionStore
@@ -174,12 +176,15 @@ class PlainChat:
 
     def _load(self, *, quiet: bool) -> None:
         self._info = self._bridge.call(self._bridge.client.start(None if quiet else self._progress))
-        missing = figures.without_drafter(self._info)
-        if missing and self.settings.base.depth != "0":
-            self._note(missing)
+        self._explain_plain()
         if not quiet:
             drafter = f" with {self._info.drafter}" if self._info.drafter else ""
             self._note(f"{self._info.model}{drafter}, {figures.size(self._info.parameters_bytes)}.")
+
+    def _explain_plain(self) -> None:
+        missing = self.settings.without_drafter(self._info)
+        if missing:
+            self._note(missing)
 
     def _progress(self, step: LoadProgress) -> None:
         # One line per stage: a line that repaints itself is noise to a screen reader and in a log.

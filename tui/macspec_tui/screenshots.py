@@ -297,7 +297,7 @@ async def _write(folder: Path, names: list[str]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Write every picture, or those of the named poses, or only the named ones, into a folder."""
-    if not arguments:
+    if not arguments or arguments[0].startswith("-"):
         print("usage: python -m macspec_tui.screenshots FOLDER [POSE or POSE-WIDTHxHEIGHT-LOOK ...]", file=sys.stderr)
         return 2
     known, wanted = list(pictures()), arguments[1:]

@@ -8,6 +8,8 @@ from typing import Any
 
 from macspec.errors import RequestError
 from macspec.request import GenerationRequest
+from macspec.worker.protocol import EngineInfo
+from macspec_tui import figures
 from macspec_tui.conversation import Conversation
 
 #: Fields of a request that ``/set`` changes besides the sampling parameters.
@@ -55,7 +57,14 @@ class ChatSettings:
         name = name.strip().replace("-", "_").lower()
         if name in HIDDEN_FIELDS:
             raise RequestError(f"{name} has no use in a chat, which shows one answer per turn.", param=name)
+        known = [entry for entry, _ in self.known()]
+        if name not in (*known, "grammar"):
+            raise RequestError(f"There is no setting {name!r}; use one of {', '.join(known)}.", param=name)
         return ChatSettings(set_option(self.base, name, value))
+
+    def without_drafter(self, info: EngineInfo | None) -> str:
+        """Why answers come at plain speed although these settings allow drafting; empty where nothing is amiss."""
+        return figures.without_drafter(info) if info is not None and self.base.depth != "0" else ""
 
     def with_thinking(self, thinking: bool | None) -> ChatSettings:
         """A copy with thinking on, off or left to the model."""

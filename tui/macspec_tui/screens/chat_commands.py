@@ -113,6 +113,9 @@ class ChatCommands:
         else:
             app.settings = app.settings.set(name, value.strip())
             await self._screen.note(f"{name} is {dict(app.settings.shown()).get(name, value.strip())}.")
+            missing = app.settings.without_drafter(app.client.info) if name.strip().lower() == "depth" else ""
+            if missing:
+                await self._screen.note(missing, "warning")
 
     async def do_retry(self, _rest: str) -> None:
         last = self._screen.session.conversation.last("user")
@@ -176,7 +179,7 @@ class ChatCommands:
         if rest:
             blocks = code_blocks(answer)
             if not (rest.isascii() and rest.isdigit() and 1 <= int(rest) <= len(blocks)):
-                have = f"has {len(blocks)} code blocks" if blocks else "has no code block"
+                have = f"has {figures.counted(len(blocks), 'code block')}" if blocks else "has no code block"
                 raise RequestError(f"The last answer {have}; /copy copies all of it.")
             answer = blocks[int(rest) - 1].text
         screen.app.copy_to_clipboard(answer)
