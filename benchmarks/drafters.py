@@ -60,7 +60,8 @@ def main() -> None:
     options = parser.parse_args()
     target = Target.load(hub.resolve(options.model))
     # All score the same tokens, as the embedded pair does at work.
-    rows: np.ndarray[Any, Any] | None = embedded.frequent_tokens(8192) if options.model == embedded.NAME else None
+    own = options.model == embedded.NAME
+    rows: np.ndarray[Any, Any] | None = embedded.frequent_tokens(embedded.HEAD_ROWS) if own else None
     folders = {name: hub.resolve(options.model if name == "own" else name, part="drafter") for name in options.drafters}
     loaded = {name: load_drafter(folder, target, head_rows=rows) for name, folder in folders.items()}
     found = measure(target, loaded, greedy_texts(target, PROMPTS, options.tokens))

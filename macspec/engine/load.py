@@ -24,9 +24,6 @@ from macspec_models.target import Target
 #: Called with a stage, the amount done and the amount in all (0 when unknown).
 Progress = Callable[[str, int, int], None]
 
-#: Rows of the embedded target's head its drafter scores; see `benchmarks/draft_head.py` for what others cost.
-EMBEDDED_HEAD_ROWS = 8192
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -90,7 +87,7 @@ def load_pair(
         return Pair(target, None, reason)
     report("loading the drafter", 0, 0)
     ours = model == embedded.NAME and drafter in (None, embedded.NAME)
-    rows = own_counts().rows(EMBEDDED_HEAD_ROWS, target.eos) if ours else None
+    rows = own_counts().rows(embedded.HEAD_ROWS, target.eos) if ours else None
     loaded: Drafter = load_drafter(draft_folder, target, head_rows=rows)
     return Pair(target, CombinedDrafter(loaded) if beside or drafter is None else loaded)
 

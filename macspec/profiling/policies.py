@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from macspec.errors import ModelLoadError
 from macspec.machine import Machine, State, describe, state
 from macspec.profiling.conditions import doubtful, warnings
 from macspec.profiling.identity import identity
@@ -144,12 +145,17 @@ class PolicyMaker:
         if isinstance(drafter, CombinedDrafter):
             drafter = drafter.model
         folder = getattr(drafter, "folder", None)
-        if folder is None or not hasattr(drafter, "feature_map"):
+        if folder is None or drafter.kind != "dflash":
             return None
-        from macspec_models.training.predictor import FILE
+        from macspec_models.training.predictor import FILE, input_count
         from macspec_models.training.predictor_command import feature_map
 
         predictor = LengthPredictor.load(folder / FILE)
+        if predictor.slots != drafter.max_depth or predictor.inputs != input_count(drafter.max_depth):
+            raise ModelLoadError(
+                f"The length predictor {folder / FILE} was trained for blocks of {predictor.slots} draft tokens, not "
+                f"{drafter.max_depth}; train it again with macspec train predictor."
+            )
         drafter.feature_map = feature_map(drafter, self.engine.target)
         return predictor
 

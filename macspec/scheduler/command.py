@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     trace = synthetic_trace() if args.trace == "synthetic" else read_trace(Path(args.trace))
     if args.calibration:
         return _calibration(trace, as_json=args.json)
-    names = list(COMPARED) if args.policy == "all" else [name.strip() for name in args.policy.split(",")]
+    every = [*COMPARED, "dscale"] if args.predictor else list(COMPARED)
+    names = every if args.policy == "all" else [name.strip() for name in args.policy.split(",")]
     bounds = ["best-fixed", "oracle"]
     if all(item.chances for item in trace.rounds):
         bounds.insert(1, "informed")

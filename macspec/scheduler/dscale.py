@@ -50,8 +50,9 @@ class LengthPredictor:
                 r2 = float(stored["r2"])
         except FileNotFoundError as error:
             raise ModelLoadError(
-                f"This pair has no length predictor ({path.name} is not in the drafter's folder); the policy dscale "
-                "needs one: train it with macspec train predictor, or use another policy."
+                f"This pair has no length predictor, which the policy dscale needs ({path} is not there). Train one "
+                "with macspec train responses --model MODEL and then macspec train predictor --model MODEL "
+                f"--drafter {path.parent}, or use another policy."
             ) from error
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ModelLoadError(f"The length predictor {path} is damaged ({error}); train it again.") from error

@@ -58,8 +58,8 @@ def make_policy(
     if name == "dscale":
         if predictor is None:
             raise RequestError(
-                "The policy 'dscale' needs a length predictor trained for the pair and there is none; train one with "
-                "macspec train predictor.",
+                "The policy 'dscale' needs a length predictor, which macspec train predictor makes for a DFlash "
+                "drafter, and there is none here; use another policy.",
                 param="policy",
             )
         return DScalePolicy(LengthPredictor.load(predictor) if isinstance(predictor, Path) else predictor)

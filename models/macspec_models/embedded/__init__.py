@@ -12,6 +12,8 @@ from macspec_models.embedded.convert import target_folder
 
 #: Name of the embedded pair wherever a model is asked for.
 NAME = "smollm2-135m"
+#: Rows of the target's head its drafter scores, the most frequent tokens; `benchmarks/draft_head.py` compares others.
+HEAD_ROWS = 8192
 
 
 def drafter_folder() -> Path:
@@ -30,4 +32,4 @@ def frequent_tokens(count: int) -> NDArray[np.int64]:
     return token_counts().rows(count)
 
 
-__all__ = ["NAME", "drafter_folder", "frequent_tokens", "target_folder", "token_counts"]
+__all__ = ["HEAD_ROWS", "NAME", "drafter_folder", "frequent_tokens", "target_folder", "token_counts"]

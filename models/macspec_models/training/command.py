@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{pack(work / 'responses.jsonl', work / 'responses.npz')} answers in {work / 'responses.npz'}")
         return 0
     if options.what == "predictor":
-        return predictor_command.run(target, options)
+        return predictor_command.run(target, options, work)
     if options.what == "dspark":
         return _train_dspark(options, target)
     return _train(options, target, work)
@@ -95,7 +95,7 @@ def _train_dspark(options: argparse.Namespace, target: Any) -> int:
 
     own = options.drafter is None and options.model is None
     folder = embedded.drafter_folder() if options.drafter is None else Path(options.drafter)
-    rows = embedded.frequent_tokens(8192) if own else None
+    rows = embedded.frequent_tokens(embedded.HEAD_ROWS) if own else None
     drafter, recipe = load_drafter(folder, target, head_rows=rows), HeadRecipe()
     examples = list(load_examples(target.tokenizer))
     parts = [[e for e in examples if e.held_out is held] for held in (False, True)]

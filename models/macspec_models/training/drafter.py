@@ -207,6 +207,8 @@ def denoise(
 ) -> mx.array:
     """``DFlashNetwork.__call__`` for several blocks of each sequence at once, with the context projected only once.
 
+    Windows and causal layers are as there (`block_mask`).
+
     Args:
         features: ``[sequences, N, taps * width]``.
         blocks: embedded blocks ``[sequences * anchors, S, D]``, a sequence's blocks beside each other.
@@ -222,7 +224,16 @@ def denoise(
     seen = mx.repeat(visible, size, axis=1)
     number = mx.repeat(mx.arange(count), size)
     own = mx.broadcast_to(number[:, None] == number[None], (sequences, count * size, count * size))
-    mask = mx.concatenate([seen, own], axis=-1)[:, None]
+    place = (anchors[:, None] + mx.arange(size)).reshape(sequences, count * size)
+    masks: dict[tuple[int | None, bool], mx.array] = {}
+
+    def mask(window: int | None, causal: bool) -> mx.array:
+        """``[sequences, 1, anchors * S, N + anchors * S]`` of a kind of layer."""
+        if (window, causal) not in masks:
+            near = seen if window is None else seen & (place[..., None] - mx.arange(seen.shape[-1]) < window)
+            before = own & (place[..., None] >= place[:, None]) if causal else own
+            masks[window, causal] = mx.concatenate([near, before], axis=-1)[:, None]
+        return masks[window, causal]
 
     def fold(heads: mx.array) -> mx.array:
         """``[sequences * anchors, heads, S, dim]`` to ``[sequences, heads, anchors * S, dim]``."""
@@ -233,14 +244,15 @@ def denoise(
     if dropout > 0.0:
         fused = fused * mx.random.bernoulli(1.0 - dropout, fused.shape) / (1.0 - dropout)
     x = blocks
-    for layer in network.layers:
+    for kind, layer in enumerate(network.layers):
         keys, values = layer.self_attn.key_value(fused, 0)
         normed = layer.input_layernorm(x)
         queries = fold(layer.self_attn.query(normed, anchors))
         block_keys, block_values = (fold(part) for part in layer.self_attn.key_value(normed, anchors))
         keys = mx.concatenate([keys, block_keys], axis=2)
         values = mx.concatenate([values, block_values], axis=2)
-        x = x + layer.self_attn.attend(queries, keys, values, mask).reshape(-1, size, width)
+        seeing = mask(network.config.window(kind), network.config.causal(kind))
+        x = x + layer.self_attn.attend(queries, keys, values, seeing).reshape(-1, size, width)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
     return cast(mx.array, network.norm(x))
 

@@ -110,12 +110,13 @@ def pack(journal: Path, out: Path) -> int:
     """Pack a journal into the compressed arrays that training reads; returns the number of answers."""
     rows = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     offsets = np.concatenate([[0], np.cumsum([len(row["tokens"]) for row in rows])])
+    tokens = np.concatenate([np.array(row["tokens"], np.uint32) for row in rows])
     np.savez_compressed(
         out,
         prompt=np.array([row["prompt"] for row in rows], np.int32),
         temperature=np.array([row["temperature"] for row in rows], np.float32),
         stopped=np.array([row["stopped"] for row in rows], np.uint8),
         offset=offsets.astype(np.int64),
-        tokens=np.concatenate([np.array(row["tokens"], np.uint16) for row in rows]),
+        tokens=tokens.astype(np.min_scalar_type(tokens.max(initial=0))),
     )
     return len(rows)

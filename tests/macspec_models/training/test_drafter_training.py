@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import mlx.core as mx
@@ -50,9 +51,13 @@ def trainer(examples, folder):
     return Trainer(RECIPE, CONFIG, tiny_target("llama"), examples, folder)
 
 
-def test_many_blocks_at_once_equal_one_block_at_a_time():
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_blocks_at_once_equal_one_block_at_a_time(window, causal):
     mx.random.seed(1)
-    network = DFlashNetwork(CONFIG)
+    layers = ("full_attention" if window is None else "sliding_attention", "full_attention")
+    config = dataclasses.replace(CONFIG, layer_types=layers, sliding_window=window, is_causal=causal)
+    network = DFlashNetwork(config)
     drafter = DFlashDrafter(network, embed=None, head=None)
     rng = np.random.default_rng(1)
     features = mx.array(rng.normal(size=(2, 10, 64)).astype(np.float32))

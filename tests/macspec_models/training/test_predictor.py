@@ -1,6 +1,7 @@
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 
 import macspec_models  # noqa: F401  (loads the fast BLAS before MLX)
 from macspec.scheduler.dscale import LengthPredictor
+from macspec.scheduler.ladder import Ladder
+from macspec.scheduler.simulate import simulate
 from macspec.scheduler.trace import read_trace
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.block import DFlashDrafter
 from macspec_models.errors import CheckpointError
-from macspec_models.training.predictor import PER_SLOT, FeatureMap, Predictor, input_count, r_squared, train
-from macspec_models.training.predictor_command import add_arguments, fit, temperatures, write_trace
+from macspec_models.training.predictor import FILE, PER_SLOT, FeatureMap, Predictor, input_count, r_squared, train
+from macspec_models.training.predictor_command import add_arguments, chosen, feature_map, fit, run, write_trace
 from macspec_models.training.rounds import Known, RecordedRound, record
 from tiny_drafters import write_dflash
 from tiny_engine import tiny_target
@@ -40,6 +43,19 @@ def test_inputs_of_a_block() -> None:
     np.testing.assert_allclose(ranks[:3, 17], -(chances * np.log(chances)).sum(-1), rtol=1e-4)
     assert not ranks[3].any()
     assert values[-25] == 1.0 and not values[-24:].any()
+    together = np.array(made(mx.stack([hidden, 2 * hidden]), mx.stack([scores, -scores])))
+    np.testing.assert_allclose(together[0], values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(together[1], np.array(made(2 * hidden, -scores)), rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_of_a_reduced_head_are_those_of_the_tokens_it_scores() -> None:
+    """Another choice of rows gives the same directions to the same tokens, in whatever columns they are."""
+    draw = np.random.default_rng(0)
+    scores, hidden = draw.standard_normal((2, 30)).astype(np.float32), mx.zeros((2, 4))
+    rows = draw.permutation(30)
+    whole = np.array(FeatureMap(2, 4, 30)(hidden, mx.array(scores)))
+    shuffled = np.array(FeatureMap(2, 4, 30, rows)(hidden, mx.array(scores[:, rows])))
+    np.testing.assert_allclose(shuffled, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_directions_are_fixed() -> None:
@@ -48,18 +64,19 @@ def test_directions_are_fixed() -> None:
     np.testing.assert_array_equal(first, second)
 
 
-def rounds(count: int, slots: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs of which the first tells how many are accepted."""
+def rounds(count: int, slots: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs of which the first tells how many are accepted, of texts of ten rounds; every fifth text is held out."""
     draw = np.random.default_rng(1)
     accepted = draw.integers(0, slots + 1, count)
     inputs = draw.standard_normal((count, 20)).astype(np.float32)
     inputs[:, 0] = 5.0 + 3.0 * accepted + 0.3 * draw.standard_normal(count)
-    return inputs, accepted, np.arange(count) % 5 == 0
+    texts = np.arange(count) // 10
+    return inputs, accepted, texts, texts % 5 == 0
 
 
 def test_it_learns_what_there_is_to_learn_and_the_scheduler_reads_it(tmp_path: Path) -> None:
-    inputs, accepted, held_out = rounds(3000)
-    predictor, report = train(inputs, accepted, held_out, 3, epochs=15)
+    inputs, accepted, texts, held_out = rounds(3000)
+    predictor, report = train(inputs, accepted, texts, held_out, 3, epochs=15)
     assert report.r2 > 0.9 and report.held_out_rounds == 600
     survival = predictor(inputs[:50])
     assert (np.diff(survival, axis=-1) <= 1e-6).all()
@@ -72,9 +89,19 @@ def test_it_learns_what_there_is_to_learn_and_the_scheduler_reads_it(tmp_path: P
 
 
 def test_too_few_rounds_are_refused() -> None:
-    inputs, accepted, held_out = rounds(100)
+    inputs, accepted, texts, held_out = rounds(100)
     with pytest.raises(CheckpointError, match="record more"):
-        train(inputs, accepted, held_out, 3)
+        train(inputs, accepted, texts, held_out, 3)
+
+
+def test_the_held_out_figure_is_of_rounds_nothing_was_chosen_by() -> None:
+    """Held-out rounds that contradict the others change the figure and not one weight."""
+    inputs, accepted, texts, held_out = rounds(2500)
+    honest, _ = train(inputs, accepted, texts, held_out, 3, epochs=4)
+    turned = np.where(held_out, 3 - accepted, accepted)
+    other, report = train(inputs, turned, texts, held_out, 3, epochs=4)
+    np.testing.assert_array_equal(honest.w1, other.w1)
+    assert honest.r2 > 0.5 > 0.0 > report.r2
 
 
 def test_r_squared() -> None:
@@ -92,7 +119,8 @@ def test_recorded_rounds_are_what_decoding_would_do(tmp_path: Path) -> None:
     assert type(drafter) is DFlashDrafter
     tokens = np.random.default_rng(3).integers(0, target.vocab_size, 30).tolist()
     answer = Known(7, "chat", tokens, prompt_length=10, temperature=0.7)
-    made = {item.position: item for item in record(target, drafter, answer)}
+    drafter.feature_map = inputs = feature_map(drafter, target)
+    made = {item.position: item for item in record(target, drafter, answer, features=inputs)}
     depth = drafter.max_depth
     assert sorted(made) == list(range(21 - depth))
     for position, item in made.items():
@@ -108,6 +136,8 @@ def test_recorded_rounds_are_what_decoding_would_do(tmp_path: Path) -> None:
         agree = np.array(block.tokens) == np.array(tokens[anchor + 1 : anchor + 1 + depth])
         assert item.accepted == (depth if agree.all() else int(agree.argmin()))
         np.testing.assert_allclose(item.confidence, np.array(block.confidence), rtol=1e-3, atol=1e-4)
+        assert block.features is not None
+        np.testing.assert_allclose(item.features, np.array(block.features), rtol=1e-3, atol=1e-4)
 
 
 def test_rounds_make_a_trace(tmp_path: Path) -> None:
@@ -118,20 +148,69 @@ def test_rounds_make_a_trace(tmp_path: Path) -> None:
     assert trace.every_position and [item.accepted for item in trace.rounds] == [0, 1, 2, 3, 0, 1]
 
 
-def test_whole_answers_are_held_out(capsys: pytest.CaptureFixture[str]) -> None:
-    inputs, accepted, _ = rounds(3000)
-    confidence = np.zeros((3, 3), np.float32)
+def test_it_is_fitted_to_the_rounds_of_answers_that_are_not_held_out(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, accepted, texts, held_out = rounds(3000)
     made = [
-        RecordedRound(number // 30, "chat", number, number, confidence, int(count), row)
-        for number, (count, row) in enumerate(zip(accepted, inputs, strict=True))
+        RecordedRound(int(text), "chat", 0, 0, np.zeros((3, 3), np.float32), int(count), row, held_out=bool(held))
+        for text, count, row, held in zip(texts, accepted, inputs, held_out, strict=True)
     ]
     predictor, report = fit(made, 3)
-    assert isinstance(predictor, Predictor) and report.held_out_rounds == 600
+    assert isinstance(predictor, Predictor) and (report.train_rounds, report.held_out_rounds) == (2400, 600)
     assert json.loads(capsys.readouterr().out.splitlines()[0])["epoch"] == 1
 
 
-def test_answers_know_their_temperature() -> None:
-    assert set(np.round(list(temperatures().values()), 1)) == {0.0, 0.7}
+def test_any_beginning_of_the_answers_has_its_share_of_held_out_ones() -> None:
+    answers = [Known(number, "chat", [], 0, held_out=number % 40 == 0) for number in range(2000)]
+    some = chosen(answers, 100)
+    assert len({answer.text for answer in some}) == 100 and sum(answer.held_out for answer in some) == 20
+    assert [sum(answer.held_out for answer in some[: 10 * n]) for n in range(1, 11)] == [2 * n for n in range(1, 11)]
+    assert [answer.held_out for answer in chosen(answers, 2)].count(True) == 1
+
+
+def test_the_command_trains_on_a_models_own_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers of another model are never the shipped ones; what it stores is what the scheduler reads."""
+    target = tiny_target(num_hidden_layers=8)
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    write_dflash(folder, target.config)
+    options = parsed("--drafter", str(folder), "--stride", "1", "--trace", str(tmp_path / "t.jsonl"))
+    with pytest.raises(CheckpointError, match="macspec train responses --model tiny"):
+        run(target, options, tmp_path)
+    draw = np.random.default_rng(0)
+    target.tokenizer = SimpleNamespace(apply_chat_template=lambda messages, **options: [1, 2, 3])
+    answers = [draw.integers(0, target.vocab_size, 40) for _ in range(60)]
+    np.savez(
+        tmp_path / "responses.npz",
+        prompt=np.arange(60),
+        temperature=np.where(np.arange(60) % 2, 0.7, 0.0),
+        offset=40 * np.arange(61),
+        tokens=np.concatenate(answers),
+    )
+    assert run(target, options, tmp_path) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    read = LengthPredictor.load(folder / FILE)
+    depth = load_drafter(folder, target).max_depth
+    assert read.r2 == pytest.approx(said["r2"], abs=1e-6) and said["held_out_rounds"] == 2 * (41 - depth)
+    assert (read.slots, read.inputs) == (depth, input_count(depth))
+    trace = read_trace(tmp_path / "t.jsonl")
+    assert trace.every_position and len(trace.rounds) == said["held_out_rounds"]
+    assert {len(item.features) for item in trace.rounds} == {input_count(depth)}
+    ladder = Ladder.single([10.0 + row for row in range(depth + 1)], 1.0)
+    assert simulate("dscale", trace, ladder, predictor=folder / FILE).tokens >= len(trace.rounds) / (depth + 1)
+
+
+def test_only_dflash_drafters_are_trained_for(tmp_path: Path) -> None:
+    target = tiny_target(num_hidden_layers=8)
+    (tmp_path / "responses.npz").touch()
+    (tmp_path / "drafter").mkdir()
+    write_dflash(tmp_path / "drafter", target.config, kind="dspark")
+    with pytest.raises(CheckpointError, match="dspark"):
+        run(target, parsed("--drafter", str(tmp_path / "drafter")), tmp_path)
+
+
+def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    assert parser.parse_args([]).stride == 5
+    options = parser.parse_args(words)
+    options.model, options.seconds, options.out = "tiny", 60.0, None
+    return options
