@@ -13,14 +13,17 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from macspec.worker.scripted import Reply, ScriptedClient
+from macspec.worker.scripted import DEFAULT_INFO, Reply, ScriptedClient
 from macspec_tui.app import ChatApp
 from macspec_tui.history import PromptHistory
 from macspec_tui.settings import ChatSettings
 from macspec_tui.store import SessionStore
 
+#: Turns waited for at most before the one that is cut off.
+TURNS = 2
 #: Long enough for several writes of the operating system.
 FILLER = " word" * 2000
 
@@ -40,7 +43,8 @@ async def chat(folder: Path, told: int) -> None:
     script = [Reply(text=answer(number), per_round=200, delay=0.001) for number in range(200)]
     store = SessionStore(folder)
     history = PromptHistory(folder / "history")
-    app = ChatApp(ScriptedClient(script), store, store.new(), ChatSettings(), history=history, theme="dark")
+    client = ScriptedClient(script, info=replace(DEFAULT_INFO, max_context=10**7))
+    app = ChatApp(client, store, store.new(), ChatSettings(), history=history, theme="dark")
 
     async def talk() -> None:
         while not app.chat.is_mounted or app.chat.engine_loading:
@@ -58,8 +62,12 @@ async def chat(folder: Path, told: int) -> None:
     await task
 
 
-def run(folder: Path, rng: random.Random) -> list[int]:
-    """One run: start, wait until it talks, wait a moment, kill. Returns the turns that had ended."""
+def run(folder: Path, rng: random.Random, lasts: float) -> tuple[list[int], float]:
+    """One run: start, wait for up to `TURNS` turns to end, then a random part of ``lasts`` seconds, and kill.
+
+    Returns the turns that had ended, and the seconds the newest one took: a turn takes as long as the machine is busy,
+    so that is what the next run's moment is drawn from.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -69,14 +77,20 @@ def run(folder: Path, rng: random.Random) -> list[int]:
     os.close(writer)
     with os.fdopen(reader) as lines:
         assert lines.readline() == "begun\n"
-        time.sleep(rng.random() * 0.4)
+        ended: list[int] = []
+        for _ in range(rng.randrange(TURNS + 1)):
+            since = time.monotonic()
+            ended.append(int(lines.readline()))
+            lasts = time.monotonic() - since
+        time.sleep(rng.random() * 1.2 * lasts)
         os.kill(child, signal.SIGKILL)
-        ended = [int(line) for line in lines]
+        ended += [int(line) for line in lines]
     os.waitpid(child, 0)
-    return ended
+    return ended, lasts
 
 
 if __name__ == "__main__":
-    generator = random.Random(int(sys.argv[3]))
+    generator, duration = random.Random(int(sys.argv[3])), 0.2
     for attempt in range(int(sys.argv[2])):
-        print(json.dumps(run(Path(sys.argv[1]) / str(attempt), generator)), flush=True)
+        seen, duration = run(Path(sys.argv[1]) / str(attempt), generator, duration)
+        print(json.dumps(seen), flush=True)

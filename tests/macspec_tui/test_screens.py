@@ -12,8 +12,8 @@ from macspec_tui import screenshots
 #: What WCAG 2.1 asks of text.
 READABLE = 4.5
 SIZES = [pytest.param(size, id=f"{size[0]}x{size[1]}") for size in screenshots.SIZES]
-#: Colours of a picture taken without any: rich's window, its default text and dimmed text.
-GREYS = {"#c5c8c6", "#868887", "#292929"}
+#: Colours of a picture taken without any: rich's window, its default text, dimmed text, and that under a cursor.
+GREYS = {"#c5c8c6", "#868887", "#292929", "#676867"}
 
 
 @pytest.mark.parametrize("size", SIZES)

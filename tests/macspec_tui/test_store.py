@@ -196,9 +196,10 @@ def test_a_long_first_line_is_a_short_title(store: SessionStore) -> None:
 @pytest.mark.slow
 def test_a_kill_at_any_moment_of_a_turn_loses_at_most_the_unfinished_answer(tmp_path: Path) -> None:
     words = [sys.executable, killed_chat.__file__, str(tmp_path), "100", "7"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=280)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=1800)
     runs = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(runs) == 100 and sum(map(len, runs)) > 100
+    # Kills in the first, the second and the third turn.
+    assert len(runs) == 100 and {0, 1, 2} <= {len(ended) for ended in runs}
     rng = random.Random(7)
     for attempt, ended in enumerate(runs):
         store = SessionStore(tmp_path / str(attempt))
