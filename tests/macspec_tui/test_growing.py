@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from textual._styles_cache import StylesCache
 from textual.app import App, ComposeResult
 from textual.widget import Widget
 
@@ -36,7 +37,8 @@ async def _shown(widget: Widget) -> AsyncIterator[Callable[[], Awaitable[int]]]:
         def compose(self) -> ComposeResult:
             yield widget
 
-    app, layouts = Alone(), []
+    app = Alone()
+    layouts: list[object] = []
     async with app.run_test(size=(60, 20)) as pilot:
 
         async def count() -> int:
@@ -84,20 +86,41 @@ async def test_numbers_that_change_cost_no_layout() -> None:
         assert await layouts() == 1 and section.size.height == 4
 
 
-def test_garbage_is_looked_for_when_told() -> None:
+@pytest.fixture
+def prepared() -> Iterator[tuple[int, int, int]]:
+    """Python's own thresholds, while the chat's are in force."""
+    before = gc.get_threshold()
+    garbage.prepare()
+    yield before
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+def test_garbage_is_looked_for_when_told(prepared: tuple[int, int, int]) -> None:
     class Node:
         other: Node
 
-    before = gc.get_threshold()
-    garbage.prepare()
-    try:
-        assert gc.get_threshold() == (*before[:2], garbage.FULL_AFTER)
-        first, second = Node(), Node()
-        first.other, second.other = second, first
-        gone = weakref.ref(first)
-        del first, second
-        garbage.collect()
-        assert gone() is None
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*before)
+    assert gc.get_threshold() == (*prepared[:2], garbage.FULL_AFTER)
+    first, second = Node(), Node()
+    first.other, second.other = second, first
+    gone = weakref.ref(first)
+    del first, second
+    garbage.collect()
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("prepared")
+async def test_removed_widgets_are_let_go() -> None:
+    view, held = AnswerView(), []
+    async with _shown(view) as layouts:
+        for _ in range(6):
+            view.append("Some words.\n\n```python\nx = 1\n```\n", "answer")
+            await view.flush()
+            await layouts()
+            shown = len(list(view.walk_children()))
+            await view.restart()
+            await layouts()
+            garbage.collect()
+            held.append(sum(isinstance(found, StylesCache) for found in gc.get_objects()))
+    # The newest may still be referred to; earlier ones are gone.
+    assert shown >= 4 and held[-1] - held[1] < shown
