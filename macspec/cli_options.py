@@ -93,6 +93,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--context", type=int, metavar="TOKENS", help="hold at most this many tokens")
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast the weights to this type")
     group.add_argument("--kv-bits", type=int, choices=(4, 8), help="keep the target's keys and values in so many bits")
+    group.add_argument(
+        "--drafter-context",
+        type=int,
+        metavar="TOKENS",
+        help="let the drafter look back on so many tokens only: less memory and time on long prompts, the same text",
+    )
     group.add_argument("--disk-cache", type=float, metavar="GB", help="keep prompts on disk across runs, at most GB")
     group.add_argument(
         "--kernels",
@@ -110,7 +116,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, as keyword arguments of ``Engine.load``."""
-    names = ("model", "drafter", "context", "dtype", "kv_bits", "kernels", "exact")
+    names = ("model", "drafter", "context", "dtype", "kv_bits", "drafter_context", "kernels", "exact")
     values = {name: getattr(options, name) for name in names}
     if options.disk_cache is not None:
         if not options.disk_cache > 0:

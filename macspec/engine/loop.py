@@ -62,6 +62,7 @@ class Engine:
         prefix_cache_bytes: int = 1 << 30,
         disk_cache_bytes: int = 0,
         kv_bits: int | None = None,
+        drafter_context: int | None = None,
         policy_factory: PolicyFactory | None = None,
         exact: bool = False,
     ) -> None:
@@ -77,6 +78,8 @@ class Engine:
         self._policies: dict[str, DepthPolicy] = {}
         target.set_taps(drafter.taps if drafter is not None else ())
         self.kv_bits = kv_bits
+        if drafter_context is not None:
+            self._bound_drafter(drafter_context)
         #: Whether answers are plain decoding's also where near-ties could turn; a request may say otherwise.
         self.exact = exact
         self._noise: RowNoise | None = None
@@ -96,7 +99,7 @@ class Engine:
         """Load a pair by registry name, folder or hub id; see `macspec.engine.load.load_pair` for the options."""
         own_names = (
             *("context", "prefill_chunk", "prefix_cache_bytes", "disk_cache_bytes"),
-            *("kv_bits", "policy_factory", "exact"),
+            *("kv_bits", "drafter_context", "policy_factory", "exact"),
         )
         own = {name: options.pop(name) for name in own_names if name in options}
         pair = load_pair(model, drafter, **options)
@@ -105,9 +108,8 @@ class Engine:
     def use(self, library: KernelLibrary) -> None:
         """Let kernels take part in rounds from now on, where ``library`` says so."""
         self.library = self.ops.library = library
-        for drafter in (self.drafter, getattr(self.drafter, "model", None)):
-            if isinstance(drafter, DFlashDrafter):
-                drafter.reading = self.ops.draft_confidence
+        if (drafter := self._block_drafter()) is not None:
+            drafter.reading = self.ops.draft_confidence
 
     def race_device_rounds(self) -> None:
         """Decide whether depths are decided on the device; the other kernels must be decided already."""
@@ -233,6 +235,24 @@ class Engine:
         self.guard.admit(prompt + max(1, fitting))
         return fitting
 
+    def _block_drafter(self) -> DFlashDrafter | None:
+        """The drafter that is a model, alone or beside lookup."""
+        found = getattr(self.drafter, "model", self.drafter)
+        return found if isinstance(found, DFlashDrafter) else None
+
+    def _bound_drafter(self, positions: int) -> None:
+        """Let the drafter look back on so many tokens only: its memory and time stay bounded, the text is the same."""
+        drafter = self._block_drafter()
+        if drafter is None:
+            raise RequestError(
+                "drafter_context needs a drafter that is a model; leave it out.", param="drafter_context"
+            )
+        if positions < 1:
+            raise RequestError(
+                f"drafter_context is {positions}; use a number of tokens from 1 up.", param="drafter_context"
+            )
+        drafter.lookback = positions
+
     def _memory_guard(self) -> MemoryGuard:
         """Prices a request's caches by what one position takes in real ones."""
         cache = self._new_cache()
@@ -245,13 +265,17 @@ class Engine:
             self.drafter.extend(context, features[:1])
             mx.eval(context.arrays())
             grown = context.nbytes // CHUNK
+        block = self._block_drafter()
+        bound = None if block is None else block.lookback
+        # Rows a bounded layer keeps: what it looks back on, a chunk to spare and one to grow by.
+        fixed = 0 if bound is None else grown * (bound + 2 * CHUNK)
         return MemoryGuard(
             memory_limit,
             CacheCost.of(cache),
             self.target.config,
             weights=self.target.nbytes,
-            drafter=getattr(self.drafter, "nbytes", 0),
-            drafter_per_position=grown,
+            drafter=getattr(self.drafter, "nbytes", 0) + fixed,
+            drafter_per_position=grown if bound is None else 0,
             chunk=self.prefill_chunk,
             bytes_per_value=self.target.dtype.size,
             evict=self.prefixes.evict,

@@ -38,6 +38,8 @@ class DFlashDrafter:
         self.embed, self.head = embed, head
         #: Where it was loaded from; files trained for it may lie there.
         self.folder: Path | None = None
+        #: Committed positions a layer looks back on at most, where its checkpoint says no fewer; None: all of them.
+        self.lookback: int | None = None
         #: Makes ``DraftBlock.features`` of hidden states and scores; set by whoever reads them.
         self.feature_map: Callable[[mx.array, mx.array], mx.array] | None = None
         #: How scores without noise are read; set by whoever has a faster way to the same values.
@@ -61,7 +63,11 @@ class DFlashDrafter:
 
     def new_context(self) -> BlockContext:
         """An empty context."""
-        return BlockContext([self.config.window(layer) for layer in range(self.config.num_hidden_layers)])
+        windows = [self.config.window(layer) for layer in range(self.config.num_hidden_layers)]
+        if self.lookback is not None:
+            # A window counts the slot's own position.
+            windows = [min(window or self.lookback + 1, self.lookback + 1) for window in windows]
+        return BlockContext(windows)
 
     def extend(self, context: DraftContext, features: mx.array) -> None:
         """Append committed positions: ``features [n, taps * target width]``, taps concatenated in ascending order."""

@@ -10,6 +10,7 @@ import pytest
 
 from macspec.api import collect
 from macspec.engine.loop import Engine
+from macspec.errors import RequestError
 from macspec.request import Round
 from macspec.scheduler.interface import RoundState
 from macspec.scheduler.simple import FixedPolicy
@@ -49,6 +50,32 @@ def test_every_kind_gives_the_plain_tokens(kind: str, temperature: float, target
     engine = Engine(target, make(kind, target, tmp_path), prefill_chunk=5)
     for depth in ("2", "full"):
         assert collect(engine.generate(ask(prompt, depth, **sampling)))[0].tokens == plain.tokens
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark", "domino", "sliding", "combined"])
+def test_a_bounded_context_changes_no_token_and_stops_growing(kind: str, target: Any, tmp_path: Path) -> None:
+    prompt = random_prompt(900, VOCAB, seed=1)
+    request = ask(prompt, "full", max_tokens=24, ignore_eos=True)
+    plain = collect(Engine(target, None).generate(ask(prompt, "0", max_tokens=24, ignore_eos=True)))[0]
+    drafter = make(kind, target, tmp_path)
+    engine = Engine(target, drafter, prefill_chunk=64, drafter_context=5)
+    assert collect(engine.generate(request))[0].tokens == plain.tokens
+    context = engine.prefixes.take([*prompt, *plain.tokens]).context
+    buffers = getattr(context, "model", context).layers
+    assert all(buffer.visible() == 5 and buffer.keys.shape[2] < 600 for buffer in buffers)
+    near, far = engine.guard.forecast(1000), engine.guard.forecast(2000)
+    unbounded = Engine(target, make(kind, target, tmp_path)).guard
+    growth = unbounded.forecast(2000).total - unbounded.forecast(1000).total
+    assert far.total - near.total < growth
+
+
+def test_a_bound_that_cannot_be_kept_is_refused(target: Any, tmp_path: Path) -> None:
+    for drafter in (None, LookupDrafter()):
+        with pytest.raises(RequestError, match="needs a drafter that is a model") as error:
+            Engine(target, drafter, drafter_context=64)
+        assert error.value.param == "drafter_context"
+    with pytest.raises(RequestError, match="drafter_context is 0; use a number of tokens from 1 up"):
+        Engine(target, make("dflash", target, tmp_path), drafter_context=0)
 
 
 class Thrifty(FixedPolicy):
