@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,13 @@ class TestSettings:
         conversation.say("x")
         settings = ChatSettings()
         assert settings.request(conversation).id != settings.request(conversation).id
+
+    def test_a_depth_set_for_another_model_is_no_obstacle_without_a_drafter(self) -> None:
+        conversation = Conversation()
+        conversation.say("x")
+        alone = replace(DEFAULT_INFO, drafter=None, drafter_reason="nobody trained one")
+        for depth, info, asked in (("3", DEFAULT_INFO, "3"), ("3", alone, "auto"), ("0", alone, "0"), ("3", None, "3")):
+            assert ChatSettings().set("depth", depth).request(conversation, info).depth == asked
 
     def test_an_empty_conversation_is_no_request(self) -> None:
         with pytest.raises(RequestError, match="empty"):

@@ -200,7 +200,7 @@ class PlainChat:
         """Answer the conversation as it stands. In a talk failures are notes; otherwise they are raised."""
         conversation = self.session.conversation
         draft = AnswerDraft(conversation.head, self._info.model if self._info else "")
-        request = self.settings.request(conversation)
+        request = self.settings.request(conversation, self._info)
         answer = self._bridge.events(request)
         interrupted = False
         failure: MacspecError | None = None

@@ -29,9 +29,14 @@ class ChatSettings:
         """Whether the model thinks first; None leaves it to the model's template."""
         return self.base.thinking
 
-    def request(self, conversation: Conversation) -> GenerationRequest:
-        """The request that answers the shown conversation. Raises `RequestError` when it is empty."""
+    def request(self, conversation: Conversation, info: EngineInfo | None = None) -> GenerationRequest:
+        """The request that answers the shown conversation. Raises `RequestError` when it is empty.
+
+        A depth that was set for another model is left to a model without a drafter, which `without_drafter` explains.
+        """
         request = replace(self.base, messages=conversation.for_template(), id=secrets.token_hex(8))
+        if self.without_drafter(info):
+            request = replace(request, depth="auto")
         request.check()
         return request
 

@@ -238,13 +238,13 @@ class ChatCore(Screen[None]):
 
     def start_answer(self, question: Message, *, new: bool) -> None:
         """Answer ``question``, the last message of the shown branch; ``new`` when it was said just now."""
+        info = self.app.client.info
         try:
-            request = self.app.settings.request(self.session.conversation)
+            request = self.app.settings.request(self.session.conversation, info)
         except RequestError as error:
             self.app.notify(error.message, severity="error", markup=False)
             self._return_waiting()
             return
-        info = self.app.client.info
         self.turn = Turn(self.app.client, request, question, self.live, info.model if info else "")
         self.run_worker(self._answer(self.turn, new), group="answer")
         self.tick()
