@@ -201,7 +201,9 @@ def _switch(name: str, text: str) -> bool:
     raise RequestError(f"{name} is {text!r}; use on or off.", param=name)
 
 
-def _thinking(name: str, text: str) -> bool | None:
+def _switch_or_auto(name: str, text: str) -> bool | None:
+    if text.lower() not in (*_ON, *_OFF, "auto"):
+        raise RequestError(f"{name} is {text!r}; use on, off or auto.", param=name)
     return None if text.lower() == "auto" else _switch(name, text)
 
 
@@ -334,14 +336,19 @@ _GROUPS: dict[str, list[_Option]] = {
     "answers": [
         _Option("n", "this many answers, each with a seed of its own", _whole, "N"),
         _Option("logprobs", "log-probabilities of each token and of the N likeliest", _whole, "N"),
-        _Option("thinking", "on, off, or auto for the model's own way", _thinking, "WHEN"),
+        _Option("thinking", "on, off, or auto for the model's own way", _switch_or_auto, "WHEN"),
         _Option("thinking_budget", "most tokens to think with", _whole, "N"),
         _Option("template_options", "variables for the chat template", _json_object, "JSON", several=True),
     ],
     "speculation (changes the speed, never the text)": [
         _Option("depth", "draft tokens per round: auto, full or a number; 0 is plain decoding", _depth, "D"),
         _Option("policy", "the rule that chooses the depth when it is auto", _policy, "NAME"),
-        _Option("coupled", "draft with the target's own noise at temperatures above 0", _switch, switch="on"),
+        _Option(
+            "coupled",
+            "on, off or auto: draft with the target's own noise, above temperature 0",
+            _switch_or_auto,
+            "WHEN",
+        ),
         _Option("use_cache", "on or off: reuse the prefix of earlier requests", _switch, "WHEN"),
     ],
 }

@@ -136,8 +136,8 @@ class GenerationRequest(Wire):
     depth: str = "auto"
     #: Which rule chooses the depth when it is ``auto``.
     policy: str = "rate"
-    #: Draft with the target's own keyed noise at temperatures above zero (changes speed only).
-    coupled: bool = False
+    #: Draft with the target's own keyed noise at temperatures above zero (changes speed only); None where it pays.
+    coupled: bool | None = None
     #: Plain decoding's text also where near-ties could turn; None leaves it to the engine.
     exact: bool | None = None
     #: Reuse the longest known prefix of earlier requests.

@@ -80,7 +80,9 @@ def test_only_what_was_given_is_passed_on():
     assert parsed() == {"sampling": SamplingParams()}
     assert parsed(max_tokens=7)["sampling"].max_tokens == 7
     assert parsed("--max-tokens", "3", max_tokens=7)["sampling"].max_tokens == 3
-    values = parsed("--depth", "full", "--thinking", "off", "--coupled", "--use-cache", "off", "--policy", "fixed:3")
+    values = parsed(
+        "--depth", "full", "--thinking", "off", "--coupled", "on", "--use-cache", "off", "--policy", "fixed:3"
+    )
     sampling = values.pop("sampling")
     assert sampling == SamplingParams()
     assert values == {"depth": "full", "thinking": False, "coupled": True, "use_cache": False, "policy": "fixed:3"}

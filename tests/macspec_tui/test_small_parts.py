@@ -128,6 +128,7 @@ class TestSettings:
     def test_what_can_be_set_is_shown(self) -> None:
         shown = dict(ChatSettings().shown())
         assert shown["temperature"] == "0.0" and shown["depth"] == "auto" and "n" not in shown
+        assert shown["coupled"] == shown["thinking"] == "auto" and shown["grammar"] == "none"
         assert {"json_schema", "temperature", "depth"} <= {name for name, _ in ChatSettings().known()}
 
 

@@ -14,6 +14,8 @@ from macspec_tui.conversation import Conversation
 
 #: Fields of a request that ``/set`` changes besides the sampling parameters.
 OWN_FIELDS = ("depth", "policy", "coupled", "use_cache", "thinking", "thinking_budget", "template_options")
+#: Those of them that are on, off or left to the engine.
+AUTO_FIELDS = ("coupled", "thinking")
 #: Sampling parameters that mean nothing in a chat of one answer per turn.
 HIDDEN_FIELDS = ("n", "logprobs")
 
@@ -42,7 +44,9 @@ class ChatSettings:
 
     def shown(self) -> list[tuple[str, str]]:
         """Names and present values of what ``/set`` can change."""
-        rows = [(name, _shown(getattr(self.base, name))) for name in OWN_FIELDS]
+        rows = [
+            (name, _shown(getattr(self.base, name), "auto" if name in AUTO_FIELDS else "none")) for name in OWN_FIELDS
+        ]
         sampling = self.base.sampling
         return rows + [
             (f.name, _shown(getattr(sampling, f.name))) for f in fields(sampling) if f.name not in HIDDEN_FIELDS
@@ -76,9 +80,9 @@ class ChatSettings:
         return ChatSettings(replace(self.base, thinking=thinking))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, nothing: str = "none") -> str:
     if value is None:
-        return "none"
+        return nothing
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (tuple, dict)):

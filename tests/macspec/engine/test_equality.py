@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,6 +156,27 @@ def test_a_depth_needs_a_drafter(targets):
         assert e.value.param == "depth"
     for depth in ("0", "auto"):
         assert collect(engine.generate(ask([1, 2, 3], depth, max_tokens=2)))[0].tokens
+
+
+def test_drafts_share_the_noise_where_it_pays_or_as_asked(targets):
+    target, prompt = targets["llama"], random_prompt(6, VOCAB)
+    for temperature, coupled, shared in (
+        (1.0, None, True),
+        (0.7, None, False),
+        (0.0, None, False),
+        (1.0, False, False),
+        (0.7, True, True),
+        (0.0, True, False),
+    ):
+        drafter = random_drafter(VOCAB)
+        seen = []
+        draft = drafter.draft
+        drafter.draft = lambda *args, noise=None, draft=draft, seen=seen, **own: (
+            seen.append(noise is not None) or draft(*args, noise=noise, **own)
+        )
+        request = ask(prompt, "full", max_tokens=9, temperature=temperature, seed=1, ignore_eos=True)
+        answer(target, drafter, dataclasses.replace(request, coupled=coupled))
+        assert seen and set(seen) == {shared}, (temperature, coupled)
 
 
 def test_parked_rounds_cost_no_draft(targets):
