@@ -70,7 +70,7 @@ def with_kernels(target, drafter, kernels, **engine_options):
 
 CASES = [("qwen3", "auto", 0.0), ("qwen3_5", "2", 0.8)]
 CASES += [
-    pytest.param(family, depth, temperature, marks=pytest.mark.slow)
+    (family, depth, temperature)
     for family in ("llama", "qwen3_moe", "qwen3_5")
     for depth in ("auto", "full")
     for temperature in (0.0, 0.8)

@@ -37,17 +37,12 @@ def answer(engine, prompt, temperature, depth):
 CASES = [
     ("qwen3", 0.8, None, "affine"),
     ("qwen3_5", 0.0, None, "affine"),
-    *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in (
-            ("llama", 0.0, None, "affine"),
-            ("qwen3", 0.0, 8, "mxfp4"),
-            ("qwen3", 0.8, 4, "affine"),
-            ("qwen3_moe", 0.8, None, "affine"),
-            ("qwen3_5", 0.8, None, "mxfp4"),
-            ("qwen3_5_moe", 0.8, None, "affine"),
-        )
-    ),
+    ("llama", 0.0, None, "affine"),
+    ("qwen3", 0.0, 8, "mxfp4"),
+    ("qwen3", 0.8, 4, "affine"),
+    ("qwen3_moe", 0.8, None, "affine"),
+    ("qwen3_5", 0.8, None, "mxfp4"),
+    ("qwen3_5_moe", 0.8, None, "affine"),
 ]
 
 

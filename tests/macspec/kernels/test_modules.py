@@ -85,7 +85,7 @@ FEW, MANY = (40, 1, 4, 3), (40, 1, 2, 3, 5, 9, 16, 1)
     [
         ("llama", FEW),
         ("qwen3_moe", FEW),
-        *(pytest.param(kind, MANY, marks=pytest.mark.slow) for kind in ("llama", "qwen3", "qwen3_moe", "qwen3_next")),
+        *((kind, MANY) for kind in ("llama", "qwen3", "qwen3_moe", "qwen3_next")),
     ],
 )
 def test_same_tokens_with_and_without_kernels(kind, rows):

@@ -200,7 +200,6 @@ def test_the_kernel_itself_passes_the_check(name, kernels):
     CHECKS[name](kernels)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "old", "new"), FAULTS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(FAULTS)])
 def test_every_fault_is_caught(monkeypatch, name, old, new):
     source = load(name)

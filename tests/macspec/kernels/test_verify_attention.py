@@ -68,7 +68,6 @@ def test_equals_float64(kernels, every_schedule, heads, rows, kv_heads, length, 
     run(kernels, every_schedule, heads, rows, kv_heads, length, dim, dtype, window)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_equals_float64_everywhere(kernels, every_schedule, dim, dtype):

@@ -13,8 +13,6 @@ DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 #: Half a unit in the last place, relative, of the output type.
 ROUNDING = {mx.float32: 2.0**-24, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
 ALL = list(itertools.product(AFFINE_BITS, GROUP_SIZES, DTYPES))
-#: Every value of every parameter at least once; the full product is in the slow set.
-SAMPLE = [ALL[i] for i in (0, 11, 13, 24, 26, 28, 34, 42, 50, 53)]
 
 
 def f64(a: mx.array) -> np.ndarray:
@@ -48,15 +46,8 @@ def one(kernels, every_schedule, name, bits, group, dtype, rows, columns, width)
 
 
 @KERNELS
-@pytest.mark.parametrize(("bits", "group", "dtype"), SAMPLE)
+@pytest.mark.parametrize(("bits", "group", "dtype"), ALL)
 def test_equals_float64_and_reads_weights_once(kernels, every_schedule, name, bits, group, dtype):
-    one(kernels, every_schedule, name, bits, group, dtype, rows=16, columns=21, width=group * 9)
-
-
-@pytest.mark.slow
-@KERNELS
-@pytest.mark.parametrize(("bits", "group", "dtype"), [c for c in ALL if c not in SAMPLE])
-def test_equals_float64_for_every_format(kernels, every_schedule, name, bits, group, dtype):
     one(kernels, every_schedule, name, bits, group, dtype, rows=16, columns=21, width=group * 9)
 
 
@@ -141,15 +132,10 @@ def test_a_rows_bits_are_those_of_the_others_for_every_row_count_of_experts(kern
             assert mx.array_equal(part, whole[:rows]), rows
 
 
-@pytest.mark.parametrize(("bits", "group", "dtype"), SAMPLE[::2])
-def test_experts_in_every_affine_format(kernels, every_schedule, bits, group, dtype):
-    moe(kernels, every_schedule, bits, dtype, 3, 5, 2, False, columns=9, width=group * 3, group=group)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("bits", "group", "dtype"), [c for c in ALL if c not in SAMPLE[::2]])
-def test_experts_in_all_the_other_formats(kernels, every_schedule, bits, group, dtype):
-    moe(kernels, every_schedule, bits, dtype, 3, 5, 2, True, columns=9, width=group * 3, group=group)
+@pytest.mark.parametrize("per_slot", [False, True])
+@pytest.mark.parametrize(("bits", "group", "dtype"), ALL)
+def test_experts_in_every_affine_format(kernels, every_schedule, bits, group, dtype, per_slot):
+    moe(kernels, every_schedule, bits, dtype, 3, 5, 2, per_slot, columns=9, width=group * 3, group=group)
 
 
 FORMATS = pytest.mark.parametrize("mode", list(FP_FORMATS))
