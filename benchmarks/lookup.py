@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Any
 import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before MLX)
 
 # isort: split
+from macspec.bench.stats import geometric_mean
 from macspec.engine.loop import Engine
 from macspec.profiling.policies import LOOKUP_PRIOR
 from macspec.request import Finished, GenerationRequest, SamplingParams, Text
@@ -166,8 +166,7 @@ def main() -> None:
     summary = {}
     for kind in PROMPTS:
         ratios = [row["ratio"] for row in rows if row["kind"] == kind]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        summary[kind] = {"ratio": round(mean, 3), "least": round(min(ratios), 3)}
+        summary[kind] = {"ratio": round(geometric_mean(ratios), 3), "least": round(min(ratios), 3)}
     summary["texts_differ"] = sum(not row["same"] for row in rows)
     print(json.dumps(summary))
     if options.json:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 
+from macspec.bench.stats import geometric_mean
 from macspec.scheduler.command import published_ladders
 from macspec.scheduler.policies import COMPARED
 from macspec.scheduler.simulate import simulate
@@ -50,7 +50,7 @@ def table(trace: Trace) -> Table:
 def geometric_means(made: Table) -> dict[str, float]:
     """By rule, over the ladders; best first."""
     names = next(iter(made.values()))
-    means = {name: math.exp(sum(math.log(row[name]) for row in made.values()) / len(made)) for name in names}
+    means = {name: geometric_mean([row[name] for row in made.values()]) for name in names}
     return {name: round(mean, 4) for name, mean in sorted(means.items(), key=lambda pair: -pair[1])}
 
 

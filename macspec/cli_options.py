@@ -195,16 +195,14 @@ def _whole(name: str, text: str) -> int:
         raise RequestError(f"{name} is {text!r}; use a whole number.", param=name) from None
 
 
-def _switch(name: str, text: str) -> bool:
+def _switch(name: str, text: str, allowed: str = "on or off") -> bool:
     if text.lower() in _ON + _OFF:
         return text.lower() in _ON
-    raise RequestError(f"{name} is {text!r}; use on or off.", param=name)
+    raise RequestError(f"{name} is {text!r}; use {allowed}.", param=name)
 
 
 def _switch_or_auto(name: str, text: str) -> bool | None:
-    if text.lower() not in (*_ON, *_OFF, "auto"):
-        raise RequestError(f"{name} is {text!r}; use on, off or auto.", param=name)
-    return None if text.lower() == "auto" else _switch(name, text)
+    return None if text.lower() == "auto" else _switch(name, text, "on, off or auto")
 
 
 def _tokens(name: str, text: str) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from macspec.profiling.row_noise import RowNoiseStore, noise_identity
 from macspec.request import Event, GenerationRequest, Text
 from macspec_models import embedded
 from macspec_models.drafters.block import DFlashDrafter
+from macspec_models.drafters.combined import without_lookup
 from macspec_models.drafters.frequency import TokenCounts
 
 
@@ -76,7 +77,7 @@ class Runtime(Engine):
         except BaseException:
             lock.release()
             raise
-        proposer = getattr(engine.drafter, "model", engine.drafter)
+        proposer = without_lookup(engine.drafter)
         reduced = isinstance(proposer, DFlashDrafter) and proposer.head.rows is not None
         engine.counts = own_counts() if reduced and engine.target.name == embedded.NAME else None
         engine.maker = attach(engine, progress=options.get("progress"), say=say)

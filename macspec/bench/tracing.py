@@ -15,6 +15,7 @@ from macspec.engine.loop import Engine
 from macspec.errors import RequestError
 from macspec.scheduler.interface import Decision, RoundOutcome, RoundState
 from macspec.scheduler.trace import TraceRound, TraceWriter
+from macspec_models.drafters.combined import without_lookup
 
 
 class Recorder:
@@ -74,7 +75,7 @@ def record(engine: Engine, prompts: Sequence[Prompt], settings: Settings, path: 
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             recorder = Recorder(TraceWriter(stream, header))
             # Confidences of a lookup beside it are not comparable, so the model drafter drafts alone.
-            drafter = getattr(engine.drafter, "model", engine.drafter)
+            drafter = without_lookup(engine.drafter)
             own = Engine(engine.target, drafter, policy_factory=lambda _: recorder)
             arm = EngineArm(own, "trace", depth="full")
             try:

@@ -35,6 +35,7 @@ from macspec.request import Event, Finished, FinishReason, GenerationRequest, Pr
 from macspec.scheduler.interface import DepthPolicy
 from macspec.scheduler.policies import make_policy
 from macspec_models.drafters.block import DFlashDrafter
+from macspec_models.drafters.combined import without_lookup
 from macspec_models.drafters.context import CHUNK
 from macspec_models.drafters.interface import Drafter
 from macspec_models.target import Target
@@ -240,7 +241,7 @@ class Engine:
 
     def _block_drafter(self) -> DFlashDrafter | None:
         """The drafter that is a model, alone or beside lookup."""
-        found = getattr(self.drafter, "model", self.drafter)
+        found = without_lookup(self.drafter)
         return found if isinstance(found, DFlashDrafter) else None
 
     def _bound_drafter(self, positions: int) -> None:

@@ -53,21 +53,24 @@ class RepeatedText:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``."""
-        if not self._known:
-            # Tried out before it is relied on: what is around the backend may have a way of its own.
-            tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
-            if self._backend is None or self._part(text)[0] != tokens:
-                return tokens
-        known = max(self._known, key=lambda known: known.shared(text), default=None)
-        characters, count = (0, 0) if known is None else known.shared(text)
+        if self._backend is None:
+            return self._whole(text)
+        nearest = max(self._known, key=lambda known: known.shared(text), default=_NOTHING)
+        characters, count = nearest.shared(text)
         tokens, found = self._part(text[characters:])
-        cuts = [(characters + start, count + number, characters + end) for start, number, end in found]
-        if known is not None and count:
-            self._known.remove(known)
-            tokens = known.tokens[:count] + tokens
-            cuts = [cut for cut in known.cuts if cut[0] < characters] + cuts
-        self._known = [*self._known[-(MAX_TEXTS - 1) :], KnownText(text, tokens, cuts)]
-        return list(tokens)
+        if not self._known and tokens != (own := self._whole(text)):
+            # Tried out before it is relied on: what is around the backend has a way of its own.
+            self._backend = None
+            return own
+        cuts = [cut for cut in nearest.cuts if cut[0] < characters]
+        cuts += [(characters + start, count + number, characters + end) for start, number, end in found]
+        made = KnownText(text, nearest.tokens[:count] + tokens, cuts)
+        others = [known for known in self._known if not count or known is not nearest]
+        self._known = [*others[-(MAX_TEXTS - 1) :], made]
+        return list(made.tokens)
+
+    def _whole(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _part(self, text: str) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Token ids of a part of a text, and its cuts."""
@@ -84,4 +87,5 @@ class RepeatedText:
         return list(new.ids), cuts
 
 
+_NOTHING = KnownText("", [], [])
 _of_tokenizer: WeakKeyDictionary[Any, RepeatedText] = WeakKeyDictionary()

@@ -17,7 +17,8 @@ from macspec.scheduler.interface import LOOKUP, DepthPolicy
 from macspec.scheduler.policies import make_policy, needs_cost
 from macspec.scheduler.store import load_survival, save_survival
 from macspec.scheduler.survival import Prior, SurvivalModel
-from macspec_models.drafters.combined import CombinedDrafter
+from macspec_models.drafters.block import DFlashDrafter
+from macspec_models.drafters.combined import CombinedDrafter, without_lookup
 
 #: Prompt lookup reports chances it has already settled against what came.
 LOOKUP_PRIOR = Prior(1.0, 0.0)
@@ -141,20 +142,17 @@ class PolicyMaker:
 
     def _predictor(self) -> LengthPredictor | None:
         """The pair's length predictor, with the drafter set to feed it; None where the drafter cannot have one."""
-        drafter = self.engine.drafter
-        if isinstance(drafter, CombinedDrafter):
-            drafter = drafter.model
-        folder = getattr(drafter, "folder", None)
-        if folder is None or drafter.kind != "dflash":
+        drafter = without_lookup(self.engine.drafter)
+        if type(drafter) is not DFlashDrafter or drafter.folder is None:
             return None
         from macspec_models.training.predictor import FILE, input_count
         from macspec_models.training.predictor_command import feature_map
 
-        predictor = LengthPredictor.load(folder / FILE)
+        predictor = LengthPredictor.load(drafter.folder / FILE)
         if predictor.slots != drafter.max_depth or predictor.inputs != input_count(drafter.max_depth):
             raise ModelLoadError(
-                f"The length predictor {folder / FILE} was trained for blocks of {predictor.slots} draft tokens, not "
-                f"{drafter.max_depth}; train it again with macspec train predictor."
+                f"The length predictor {drafter.folder / FILE} was trained for blocks of {predictor.slots} draft "
+                f"tokens, not {drafter.max_depth}; train it again with macspec train predictor."
             )
         drafter.feature_map = feature_map(drafter, self.engine.target)
         return predictor

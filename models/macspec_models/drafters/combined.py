@@ -135,3 +135,8 @@ class CombinedDrafter:
         held.model_drafted = False
         count = self.max_depth if limit is None else max(0, min(limit, self.max_depth))
         return held.lookup.propose(history, count, self.record)
+
+
+def without_lookup(drafter: Drafter | None) -> Drafter | None:
+    """The model drafter of a combined one; any other drafter, or None, is returned as it is."""
+    return drafter.model if isinstance(drafter, CombinedDrafter) else drafter
