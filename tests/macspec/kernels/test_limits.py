@@ -4,7 +4,7 @@ import re
 
 import mlx.core as mx
 import pytest
-from metalcpu import clang_available, collect, lint, options
+from metalcpu import collect, lint, options
 from metalcpu.translate import Argument
 
 from macspec.kernels.source import NAMES, load, parse
@@ -65,7 +65,6 @@ SIGNATURES = {
 }
 
 
-@pytest.mark.skipif(not clang_available(), reason="clang++ is not installed: the address-space lint did not run")
 @pytest.mark.parametrize("small", [True, False], ids=["as-declared", "all-device"])
 @pytest.mark.parametrize("name", NAMES)
 def test_clean_under_real_address_spaces(name, small):

@@ -1,7 +1,7 @@
 """Run the Metal sources of ``mx.fast.metal_kernel`` on a CPU, checked; see ../README.md."""
 
 from .executor import ExecutedKernel, KernelFault, Options, Report, collect, installed, metal_kernel, options
-from .lint import clang_available, lint
+from .lint import lint
 from .translate import CompileError
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "KernelFault",
     "Options",
     "Report",
-    "clang_available",
     "collect",
     "installed",
     "lint",

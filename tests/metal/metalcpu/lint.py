@@ -1,19 +1,16 @@
-"""Type-check a kernel with real address spaces, as a Metal compiler would see them. Needs clang++."""
+"""Type-check a kernel with real address spaces, as a Metal compiler would see them, with the libclang library."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
+
+from clang.cindex import Diagnostic, Index
 
 from .build import RUNTIME
 from .translate import Argument, mark_threadgroup, parameters, template_lines
 
 _ARGUMENTS = [
     "-std=c++17",
-    "-x",
-    "c++",
-    "-fsyntax-only",
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",
@@ -23,13 +20,9 @@ _ARGUMENTS = [
     "-ffp-contract=off",
     "-I",
     str(RUNTIME),
-    "-",
 ]
-
-
-def clang_available() -> bool:
-    """Whether the lint can run on this machine."""
-    return shutil.which("clang++") is not None
+#: Where the sources seem to be; they are read from memory.
+_FOLDER = "/lint"
 
 
 def lint(
@@ -49,18 +42,21 @@ def lint(
     occur.
     """
     declarations = ", ".join(d for d, _ in parameters(source, inputs, outputs, atomic))
-    code = "\n".join(
+    main = "\n".join(
         [
             '#include "lint.h"',
-            f'#line 1 "{name}.header"',
-            mark_threadgroup(header),
-            '#line 1 "generated"',
+            f'#include "{name}.header"',
             *template_lines(template),
             f"void {name}({declarations}) {{",
-            f'#line 1 "{name}.metal"',
-            mark_threadgroup(source),
-            "}",
+            f'#include "{name}.metal"',
+            "}\n",
         ]
     )
-    done = subprocess.run(["clang++", *_ARGUMENTS], input=code, capture_output=True, text=True, check=False)
-    return [line for line in done.stderr.splitlines() if "error:" in line or "warning:" in line]
+    files = {
+        "generated.cpp": main,
+        f"{name}.header": mark_threadgroup(header),
+        f"{name}.metal": mark_threadgroup(source),
+    }
+    sources = [(f"{_FOLDER}/{file}", text) for file, text in files.items()]
+    unit = Index.create().parse(sources[0][0], args=_ARGUMENTS, unsaved_files=sources)
+    return [str(found.format()) for found in unit.diagnostics if found.severity >= Diagnostic.Warning]

@@ -1,4 +1,4 @@
-// lint.h - declarations only, for clang++ -fsyntax-only: real address spaces and vector swizzles, and no double.
+// lint.h - declarations only, for clang, which only checks: real address spaces and vector swizzles, and no double.
 #pragma once
 #define METAL_CPU_LINT 1
 #define device __attribute__((address_space(1)))
