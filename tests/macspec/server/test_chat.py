@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -13,20 +12,13 @@ from pydantic import BaseModel
 
 from macspec.errors import MacspecError, RequestError
 from macspec.request import Grammar
-from macspec.worker.scripted import DEFAULT_INFO, Reply, ScriptedClient
+from macspec.worker.scripted import Reply, ScriptedClient
 
 if TYPE_CHECKING:
     from tests.macspec.server.conftest import Running, Start
 
 HELLO: Any = [{"role": "user", "content": "Say hello to everyone here"}]
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Now",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
+TOOL: Any = {"type": "function", "function": {"name": "weather"}}
 MODEL = "scripted/model"
 
 
@@ -271,119 +263,6 @@ async def test_all_forms_of_messages(start: Start) -> None:
     )
 
 
-async def test_thinking_is_apart_from_the_answer(start: Start) -> None:
-    server = await start(ScriptedClient(Reply("Yes.", thinking="let me think about it")))
-    message = (await server.chat()).json()["choices"][0]["message"]
-    assert message["content"] == "Yes." and message["reasoning_content"] == "let me think about it"
-    assert message["reasoning"] == message["reasoning_content"]
-    chunks = await server.sse("/v1/chat/completions", {"messages": HELLO})
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "let me think about it"
-    assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
-    usage = (await server.chat()).json()["usage"]
-    assert usage["completion_tokens_details"]["reasoning_tokens"] == 5
-
-
-THINKING: list[tuple[dict[str, Any], bool | None]] = [
-    ({}, None),
-    ({"reasoning_effort": "none"}, False),
-    ({"reasoning_effort": "minimal"}, False),
-    ({"reasoning_effort": "high"}, True),
-    ({"reasoning": {"effort": "medium"}}, True),
-    ({"reasoning": {"enabled": False}}, False),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, False),
-    ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, False),
-]
-
-
-async def test_thinking_switches(start: Start) -> None:
-    server = await start()
-    for fields, thinking in THINKING:
-        assert (await server.chat(**fields)).status_code == 200
-        assert server.engine.requests[-1].thinking is thinking, fields
-
-
-async def test_levels_of_thinking_reach_a_template_that_has_them(start: Start) -> None:
-    server = await start(ScriptedClient(info=replace(DEFAULT_INFO, efforts=True)))
-    for fields, thinking, options in (
-        ({"reasoning_effort": "low"}, True, {"reasoning_effort": "low"}),
-        ({"reasoning": {"effort": "high"}}, True, {"reasoning_effort": "high"}),
-        ({"reasoning_effort": "none"}, False, {"reasoning_effort": "none"}),
-        (
-            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
-            True,
-            {"reasoning_effort": "high"},
-        ),
-        ({}, None, {}),
-    ):
-        assert (await server.chat(**fields)).status_code == 200
-        request = server.engine.requests[-1]
-        assert (request.thinking, request.template_options) == (thinking, options), fields
-    server = await start(ScriptedClient(info=replace(DEFAULT_INFO, efforts=True, thinking=False)))
-    assert (await server.chat(reasoning_effort="high")).status_code == 200
-    assert server.engine.requests[-1].thinking is None
-
-
-async def test_tool_calls(start: Start) -> None:
-    engine = ScriptedClient(Reply("Let me look", tool_calls=[("weather", '{"city": "Bern"}'), ("weather", "{}")]))
-    server = await start(engine)
-    answer = await server.openai.chat.completions.create(model=MODEL, messages=HELLO, tools=[TOOL])
-    choice = answer.choices[0]
-    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me look"
-    calls: Any = choice.message.tool_calls
-    assert [(call.function.name, call.function.arguments) for call in calls] == [
-        ("weather", '{"city": "Bern"}'),
-        ("weather", "{}"),
-    ]
-    assert engine.requests[0].tools == (TOOL,)
-    single = await server.chat(tools=[TOOL], parallel_tool_calls=False)
-    assert len(single.json()["choices"][0]["message"]["tool_calls"]) == 1
-
-
-async def test_tool_calls_in_a_stream(start: Start) -> None:
-    engine = ScriptedClient(Reply(tool_calls=[("weather", '{"city": "Bern"}'), ("weather", "{}")]))
-    server = await start(engine)
-    chunks = await server.sse("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]})
-    parts = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
-    opening = [part for part in parts if "id" in part]
-    assert [part["index"] for part in opening] == [0, 1] and len({part["id"] for part in opening}) == 2
-    assert all(part["type"] == "function" and part["function"]["arguments"] == "" for part in opening)
-    rest = [part for part in parts if "id" not in part]
-    assert all(set(part) == {"index", "function"} and set(part["function"]) == {"arguments"} for part in rest)
-    assert rest[0] == {"index": 0, "function": {"arguments": '{"city": "Bern"}'}}
-    assert chunks[-1]["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "tool_calls"}
-
-
-async def test_tool_choice(start: Start) -> None:
-    other = {"type": "function", "function": {"name": "news", "parameters": {"type": "object"}}}
-    engine = ScriptedClient(
-        [
-            Reply("plain"),
-            Reply('{"city": "Bern"}'),
-            Reply('{"name": "news", "arguments": {"a": 1}}'),
-            Reply('{"name": "news", "argum', reason="length"),
-        ]
-    )
-    server = await start(engine)
-    none = (await server.chat(tools=[TOOL], tool_choice="none")).json()
-    assert none["choices"][0]["message"]["content"] == "plain" and engine.requests[0].tools == ()
-
-    named = {"type": "function", "function": {"name": "weather"}}
-    choice = (await server.chat(tools=[TOOL, other], tool_choice=named)).json()["choices"][0]
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
-    assert engine.requests[1].sampling.grammar == Grammar("json_schema", json.dumps(TOOL["function"]["parameters"]))
-
-    required = (await server.chat(tools=[TOOL, other], tool_choice="required")).json()["choices"][0]
-    assert required["message"]["tool_calls"][0]["function"] == {"name": "news", "arguments": '{"a": 1}'}
-
-    cut = (await server.chat(tools=[TOOL, other], tool_choice="required")).json()["choices"][0]
-    assert cut["finish_reason"] == "length" and "tool_calls" not in cut["message"]
-
-    foreign = await server.chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "x"}})
-    assert foreign.json()["error"]["param"] == "tool_choice"
-
-
 class Answer(BaseModel):
     """What the structured answer should be."""
 
@@ -472,100 +351,6 @@ async def test_prompt_progress(start: Start) -> None:
     assert [(step["processed"], step["total"]) for step in progress] == [(100, 300), (200, 300), (300, 300)]
     plain = await server.chat(stream=True)
     assert ": prefill 100/300\n\n" in plain.text
-
-
-PLAIN_MODEL = replace(DEFAULT_INFO, tools=False, thinking=False)
-
-
-async def test_model_without_tools_says_so(start: Start) -> None:
-    server = await start(ScriptedClient(info=PLAIN_MODEL))
-    for path, body in (
-        ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}),
-        ("/v1/responses", {"input": "x", "tools": [{"type": "function", **TOOL["function"]}]}),
-        ("/tokenize", {"messages": HELLO, "tools": [TOOL]}),
-    ):
-        refused = await server.post(path, body)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
-    assert (await server.chat(tools=[TOOL], tool_choice="none")).status_code == 200
-    assert server.engine.requests[-1].tools == ()
-
-
-async def test_forced_call_of_a_model_without_tools(start: Start) -> None:
-    other = {"type": "function", "function": {"name": "news", "parameters": {"type": "object"}}}
-    engine = ScriptedClient([Reply('{"city": "Bern"}'), Reply('{"name": "news", "arguments": {}}')], info=PLAIN_MODEL)
-    server = await start(engine)
-    named = {"type": "function", "function": {"name": "weather"}}
-    one = (await server.chat(tools=[TOOL, other], tool_choice=named)).json()["choices"][0]
-    assert one["finish_reason"] == "tool_calls"
-    assert one["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
-    # The template would drop the tools, so they are told in the system message, and only the one to call.
-    asked = engine.requests[0]
-    assert asked.tools == () and asked.sampling.grammar is not None and asked.messages is not None
-    assert [message["role"] for message in asked.messages] == ["system", "user"]
-    told = asked.messages[0]["content"]
-    assert json.dumps(TOOL["function"]) in told and "news" not in told
-
-    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
-    some = (await server.chat(messages=messages, tools=[TOOL, other], tool_choice="required")).json()["choices"][0]
-    assert some["message"]["tool_calls"][0]["function"]["name"] == "news"
-    asked = engine.requests[1]
-    assert asked.messages is not None and len(asked.messages) == 2
-    told = asked.messages[0]["content"]
-    assert told.startswith("Be brief.\n\n") and "weather" in told and "news" in told
-
-
-async def test_earlier_calls_of_a_model_without_tools(start: Start) -> None:
-    server = await start(ScriptedClient(info=PLAIN_MODEL))
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
-    messages = [
-        *HELLO,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
-    ]
-    assert (await server.chat(messages=messages)).status_code == 200
-    # The template would drop the call and may not know the role.
-    assert server.engine.requests[-1].messages == (
-        *HELLO,
-        {"role": "assistant", "content": '{"name": "weather", "arguments": {"city": "Bern"}}'},
-        {"role": "user", "content": "rain"},
-    )
-
-
-THINKING_ON: list[tuple[str, dict[str, Any], str]] = [
-    ("/v1/chat/completions", {"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort"),
-    ("/v1/chat/completions", {"messages": HELLO, "reasoning": {"effort": "high"}}, "reasoning.effort"),
-    (
-        "/v1/chat/completions",
-        {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}},
-        "chat_template_kwargs.enable_thinking",
-    ),
-    ("/v1/responses", {"input": "x", "reasoning": {"effort": "medium"}}, "reasoning.effort"),
-]
-
-
-async def test_model_without_thinking_says_so(start: Start) -> None:
-    server = await start(ScriptedClient(info=PLAIN_MODEL))
-    for path, body, param in THINKING_ON:
-        refused = await server.post(path, body)
-        error = refused.json()["error"]
-        assert (refused.status_code, error["param"], error["code"]) == (400, param, "unsupported_parameter"), body
-    budget = {"messages": HELLO, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        refused = await server.post(path, budget)
-        assert refused.status_code == 400 and "thinking" in refused.json()["error"]["message"]
-    assert server.engine.requests == []
-
-
-async def test_not_to_think_is_harmless_everywhere(start: Start) -> None:
-    server = await start(ScriptedClient(info=PLAIN_MODEL))
-    for effort in ("none", "minimal"):
-        assert (await server.chat(reasoning_effort=effort)).status_code == 200
-        assert server.engine.requests[-1].thinking is False
-    assert (await server.chat(chat_template_kwargs={"enable_thinking": False})).status_code == 200
-    # Left to the model.
-    adaptive = {"messages": HELLO, "max_tokens": 9, "thinking": {"type": "adaptive"}}
-    assert (await server.post("/v1/messages", adaptive)).status_code == 200
-    assert server.engine.requests[-1].thinking is None
 
 
 async def test_same_seed_same_fingerprint(start: Start) -> None:
