@@ -55,7 +55,7 @@ class Chat:
     async def until(self, done: Callable[[], object], what: str = "") -> None:
         """Let the chat run until something is so; fails when it never is."""
         # The pilot's own pause waits for every widget, also for one that streaming has just replaced.
-        for _ in range(2000):
+        for _ in range(6000):
             if done():
                 break
             await asyncio.sleep(0.01)

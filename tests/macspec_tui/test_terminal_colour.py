@@ -62,7 +62,7 @@ def test_answers(terminal: tuple[int, int], reply: bytes, light: bool | None) ->
 def test_a_terminal_without_an_answer_is_not_waited_for_long(terminal: tuple[int, int]) -> None:
     began = time.monotonic()
     assert ask_on(terminal[1], patience=0.05) == Background()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_terminal_that_was_closed(terminal: tuple[int, int]) -> None:

@@ -31,9 +31,9 @@ class Running:
         self.engine, self.app, self.server, self.port = engine, app, server, port
         self.url = f"http://127.0.0.1:{port}"
         # Reading the machine's certificates takes longer than a whole test, and loopback needs none.
-        self.http = httpx2.AsyncClient(base_url=self.url, timeout=30, verify=False)
+        self.http = httpx2.AsyncClient(base_url=self.url, timeout=120, verify=False)
         self.openai = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="x", max_retries=0, timeout=30, http_client=self.http
+            base_url=f"{self.url}/v1", api_key="x", max_retries=0, timeout=120, http_client=self.http
         )
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:

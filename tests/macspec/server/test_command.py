@@ -51,7 +51,7 @@ class Serving:
         """The open response to a completion request."""
         body = json.dumps({"prompt": prompt, "max_tokens": 10_000, **fields}).encode()
         request = urllib.request.Request(f"{self.url}/completions", body, {"content-type": "application/json"})
-        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30)
+        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120)
 
     def engine(self) -> int:
         """Process id of the engine."""
@@ -96,7 +96,7 @@ def test_three_lines_answers_and_a_clean_end(begin: Begin) -> None:
     assert json.load(serving.complete("a b c"))["choices"][0]["text"] == " a b c"
     engine = serving.engine()
     serving.process.send_signal(signal.SIGTERM)
-    _, errors = serving.process.communicate(timeout=20)
+    _, errors = serving.process.communicate(timeout=120)
     assert serving.process.returncode == 0 and "Traceback" not in errors
     assert "/v1/completions 200" in errors
     assert gone(engine)
@@ -112,7 +112,7 @@ def test_stop_ends_a_running_answer_with_an_error_event(begin: Begin) -> None:
     rest = stream.read().decode()
     last = [line for line in rest.splitlines() if line.startswith("data: ")][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_died"
-    _, errors = serving.process.communicate(timeout=20)
+    _, errors = serving.process.communicate(timeout=120)
     assert serving.process.returncode == 0 and "Traceback" not in errors
     assert gone(engine)
 
@@ -156,7 +156,7 @@ def test_model_that_cannot_be_loaded_is_a_sentence(begin: Begin) -> None:
     code = SCRIPT
     environment = {**os.environ, "PYTHONPATH": WORKER_TESTS}
     words = [sys.executable, "-c", code, "--port", "0", "--model", "missing"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=30)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=120)
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == "macspec: There is no model 'missing'."
 
 

@@ -20,7 +20,7 @@ TOOL: Any = {"name": "weather", "description": "Now", "input_schema": {"type": "
 
 
 def sdk(server: Running) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0, timeout=30)
+    return anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0, timeout=120)
 
 
 @pytest.fixture
