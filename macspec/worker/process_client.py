@@ -11,9 +11,9 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from macspec.errors import EngineDiedError, MacspecError, RequestError
 from macspec.request import Event, GenerationRequest, Round, Text, ToolCall, event_from_wire
@@ -31,7 +31,11 @@ from macspec.worker.protocol import (
     error_from_wire,
 )
 
+T = TypeVar("T")
 logger = logging.getLogger("macspec.worker")
+
+#: Lines of what the process printed last that are kept, enough for the stacks of its threads, and bytes of each.
+OUTPUT_LINES, OUTPUT_WIDTH = 200, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,13 @@ class ProcessClient:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
+        #: The start of a process that is under way.
+        self._launching: asyncio.Task[Any] | None = None
         self._streams: dict[str, _Stream] = {}
         self._tickets: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._progress: dict[int, ProgressCallback] = {}
         self._next_ticket = 0
-        self._output: deque[str] = deque(maxlen=60)
+        self._output: deque[str] = deque(maxlen=OUTPUT_LINES)
         self._deaths = 0
         self._restarts = 0
         self._why_killed = ""
@@ -115,6 +121,7 @@ class ProcessClient:
     async def restart(self, progress: ProgressCallback | None = None) -> EngineInfo:
         """See `EngineClient.restart`."""
         self._set_state("loading")
+        await self._stop_launching()
         await self._end_process()
         self._fail_streams(EngineDiedError("The engine was restarted. Send the request again."))
         self._deaths = 0
@@ -128,7 +135,7 @@ class ProcessClient:
         old = self._engine_options
         # Another target needs another drafter, so an unnamed one goes back to the target's default.
         self._engine_options = dataclasses.replace(old, model=model or old.model, drafter=drafter)
-        if self._process is None:
+        if self._process is None or self._launching is not None:
             return await self.start(progress)
         self._set_state("loading")
         try:
@@ -144,6 +151,7 @@ class ProcessClient:
     async def close(self) -> None:
         """See `EngineClient.close`."""
         self._set_state("stopped")
+        await self._stop_launching()
         await self._end_process()
         self._fail_streams(EngineDiedError("The engine was closed."))
 
@@ -199,8 +207,37 @@ class ProcessClient:
     # The process
 
     async def _launch(self, progress: ProgressCallback | None) -> EngineInfo:
-        """Start the process and load; on failure the state is ``failed`` and the reason is raised."""
+        """Start the process and load, instead of a start that is under way; see `_start_and_load`."""
+        await self._stop_launching()
         self._set_state("loading")
+        task = self._launch_task(self._start_and_load(progress))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if own is None or own.cancelling():
+                raise
+            raise _superseded() from None
+
+    def _launch_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._launching = asyncio.get_running_loop().create_task(work)
+
+        def done(task: asyncio.Task[T]) -> None:
+            if self._launching is task:
+                self._launching = None
+
+        task.add_done_callback(done)
+        return task
+
+    async def _stop_launching(self) -> None:
+        """Give up a start that is under way, with the process it made and the requests that wait for it."""
+        if (task := self._launching) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            self._fail_streams(_superseded())
+
+    async def _start_and_load(self, progress: ProgressCallback | None) -> EngineInfo:
+        """Start the process and load; on failure the state is ``failed`` and the reason is raised."""
         try:
             await self._spawn()
             self._info = await self._load(progress)
@@ -217,27 +254,30 @@ class ProcessClient:
     async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **self._options.environment, "PYTHONUNBUFFERED": "1"}
-        with theirs:
-            # -P: a json.py in the current folder must not be imported by the engine.
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "macspec.worker.process"),
-                *("--fd", str(theirs.fileno()), "--engine", self._options.factory),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        self._process, self._writer = process, writer
+        try:
+            with theirs:
+                # -P: a json.py in the current folder must not be imported by the engine.
+                process = self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "macspec.worker.process"),
+                    *("--fd", str(theirs.fileno()), "--engine", self._options.factory),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(),),
+                    env=environment,
+                    start_new_session=True,
+                )
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         self._output.clear()
         self._why_killed = ""
         self._alive()
         greeted: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._tickets[0] = greeted
         output = self._spawn_task(self._keep_output(process))
-        self._spawn_task(self._pump(process, reader, writer, output))
+        self._spawn_task(self._pump(process, reader, self._writer, output))
         self._watcher = self._spawn_task(self._watch(process))
         hello = await greeted
         if hello.get("version") != VERSION:
@@ -257,11 +297,23 @@ class ProcessClient:
         return EngineInfo.from_wire((await self._ask(message, progress))["info"])
 
     async def _keep_output(self, process: asyncio.subprocess.Process) -> None:
+        """Keep what the process prints by lines, in however many pieces it comes: a stack is written word by word."""
         assert process.stdout is not None
-        while data := await process.stdout.read(1 << 16):
-            for line in data.decode("utf-8", "replace").splitlines():
-                self._output.append(line[:500])
-                logger.debug("engine output: %s", line[:500].encode("unicode_escape").decode())
+        rest = b""
+        try:
+            while data := await process.stdout.read(1 << 16):
+                *lines, rest = (rest + data).split(b"\n")
+                rest = rest[:OUTPUT_WIDTH]
+                for line in lines:
+                    self._keep_line(line)
+        finally:
+            self._keep_line(rest)
+
+    def _keep_line(self, line: bytes) -> None:
+        if line:
+            text = line[:OUTPUT_WIDTH].decode("utf-8", "replace")
+            self._output.append(text)
+            logger.debug("engine output: %s", text.encode("unicode_escape").decode())
 
     async def _pump(
         self,
@@ -290,6 +342,7 @@ class ProcessClient:
         # Something the engine started may keep the pipe open.
         await asyncio.wait({output}, timeout=1.0)
         output.cancel()
+        await asyncio.wait({output})
         if self._watcher is not None:
             self._watcher.cancel()
         self._on_death(process)
@@ -352,7 +405,7 @@ class ProcessClient:
                 stream.replayed = True
         if revive:
             self._set_state("loading")
-            self._spawn_task(self._revive())
+            self._launch_task(self._revive())
         elif was_ready:
             self._failure = error
             self._set_state("failed")
@@ -361,7 +414,7 @@ class ProcessClient:
         self._restarts += 1
         waiting = [stream for stream in self._streams.values() if stream.replayed]
         try:
-            await self._launch(None)
+            await self._start_and_load(None)
         except MacspecError as error:
             for stream in waiting:
                 stream.items.put_nowait(error)
@@ -465,3 +518,7 @@ class ProcessClient:
     def _fail_streams(self, error: MacspecError) -> None:
         for stream in self._streams.values():
             stream.items.put_nowait(error)
+
+
+def _superseded() -> EngineDiedError:
+    return EngineDiedError("The engine was closed or started anew before it was ready.")

@@ -1,9 +1,9 @@
 """An engine for the child process whose behaviour the prompt spells out; needs no MLX.
 
 The prompt is a list of words, answered one word per round. Some words do something first: ``!kill`` ends the process
-with SIGKILL, ``!abort`` with SIGABRT after a driver message, ``!raise`` fails, ``!refuse`` is a wrong value, ``!print``
-writes to both outputs, ``!hang`` never returns, ``!forever`` repeats until cancelled. ``!once:PATH`` kills the process
-only the first time, and notes that in PATH.
+with SIGKILL, ``!abort`` with SIGABRT after a driver message, ``!crumbs`` too, with more output in small pieces in
+between, ``!raise`` fails, ``!refuse`` is a wrong value, ``!print`` writes to both outputs, ``!hang`` never returns,
+``!forever`` repeats until cancelled. ``!once:PATH`` kills the process only the first time, and notes that in PATH.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ class FakeEngine:
     def _act(self, word: str) -> None:
         if word == "!kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif word == "!abort":
+        elif word in ("!abort", "!crumbs"):
             print("[METAL] Command buffer execution failed: Insufficient Memory", file=sys.stderr, flush=True)
+            for _ in range(400 if word == "!crumbs" else 0):
+                os.write(2, b"  piece")
+                time.sleep(0.0005)
             os.abort()
         elif word == "!raise":
             raise ValueError("boom")

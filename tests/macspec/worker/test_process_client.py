@@ -184,6 +184,77 @@ async def test_metal_abort_names_the_reason(client: ProcessClient) -> None:
     assert text(await answer(client, "next")) == " next"
 
 
+async def test_output_in_small_pieces_is_kept_by_lines(client: ProcessClient) -> None:
+    # As the stacks of a crash are written: were every piece a line, they would push out the driver's message.
+    with pytest.raises(EngineDiedError, match="memory ran out"):
+        await answer(client, "a !crumbs")
+
+
+@pytest.mark.parametrize("how", ["close", "restart", "start", "load"])
+@pytest.mark.parametrize("steps", [0, 1, 3, 10, 30, 100])
+async def test_a_dead_engine_is_not_replaced_twice_or_after_the_end(how: str, steps: int) -> None:
+    client = make_client()
+    await client.start()
+    with pytest.raises(EngineDiedError):
+        await answer(client, "a !kill")
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await getattr(client, how)()
+    if how != "close":
+        assert client.state == "ready" and text(await answer(client, "x")) == " x"
+        assert len(_children()) == 1
+        await client.close()
+    assert client.state == "stopped" and _children() == []
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 10, 100])
+async def test_closing_ends_a_start_and_whoever_waits_for_it(steps: int) -> None:
+    client = make_client()
+    starting = asyncio.create_task(client.start())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await client.close()
+    if steps:
+        with pytest.raises(EngineDiedError, match="before it was ready"):
+            await starting
+    else:
+        # It had not begun: the engine is started after it was closed.
+        await starting
+        await client.close()
+    assert client.state == "stopped" and _children() == []
+
+
+async def test_a_cancelled_start_leaves_no_process() -> None:
+    for steps in (1, 3, 10, 100):
+        client = make_client()
+        starting = asyncio.create_task(client.start())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await client.close()
+        assert _children() == []
+
+
+async def test_a_request_that_waits_for_a_replacement_is_told_when_there_will_be_none(tmp_path: Path) -> None:
+    client = make_client()
+    await client.start()
+    asking = asyncio.create_task(answer(client, f"!once:{tmp_path / 'mark'} b"))
+    while client.state == "ready":
+        await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(EngineDiedError):
+        await asking
+
+
+def _children() -> list[int]:
+    """Engine processes of this one that are alive."""
+    words = ["pgrep", "-P", str(os.getpid()), "-f", "macspec.worker.process"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
 async def test_request_is_replayed_when_nothing_was_delivered(client: ProcessClient, tmp_path: Path) -> None:
     events = await answer(client, f"!once:{tmp_path / 'mark'} b")
     assert text(events).endswith(" b")
