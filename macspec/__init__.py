@@ -17,7 +17,7 @@ from macspec.errors import MacspecError
 from macspec.request import GenerationRequest, Grammar, SamplingParams
 
 if TYPE_CHECKING:
-    from macspec.api import Answer, generate, load, stream
+    from macspec.api import Answer, answers, generate, load, stream
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "MacspecError",
     "SamplingParams",
     "__version__",
+    "answers",
     "generate",
     "load",
     "stream",
@@ -35,6 +36,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Answer", "generate", "load", "stream"):
+    if name in ("Answer", "answers", "generate", "load", "stream"):
         return getattr(importlib.import_module("macspec.api"), name)
     raise AttributeError(f"module 'macspec' has no attribute {name!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import difflib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,9 @@ from macspec.request import (
     ToolCall,
 )
 from macspec.runtime import Runtime
+
+#: What can be answered: a request, a user's text, or a conversation.
+Prompt = GenerationRequest | str | Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,25 @@ def load(model: str | None = None, drafter: str | None = None, **options: Any) -
     return Runtime.load(model, drafter, **options)
 
 
-def stream(engine: Engine, request: GenerationRequest | str, **sampling: Any) -> Iterator[Event]:
-    """Events of an answer as they happen. A string is one user message; ``sampling`` are `SamplingParams` fields."""
-    return engine.generate(_as_request(request, sampling))
+def stream(engine: Engine, request: Prompt, **fields: Any) -> Iterator[Event]:
+    """Events of an answer as they happen.
+
+    Args:
+        request: a whole `GenerationRequest`; or a text, which is one user message; or messages of a conversation.
+        fields: of the `GenerationRequest` or its `SamplingParams` that is made of a text or messages; ``depth`` may be
+            a number.
+    """
+    return engine.generate(_as_request(request, fields))
 
 
-def generate(engine: Engine, request: GenerationRequest | str, **sampling: Any) -> Answer:
-    """The first answer to a request, complete. For ``n`` > 1 use `answers`."""
-    return answers(engine, request, **sampling)[0]
+def generate(engine: Engine, request: Prompt, **fields: Any) -> Answer:
+    """The first answer to a request, complete; arguments as for `stream`. For ``n`` > 1 use `answers`."""
+    return answers(engine, request, **fields)[0]
 
 
-def answers(engine: Engine, request: GenerationRequest | str, **sampling: Any) -> list[Answer]:
-    """All ``n`` answers to a request."""
-    return collect(stream(engine, request, **sampling))
+def answers(engine: Engine, request: Prompt, **fields: Any) -> list[Answer]:
+    """All ``n`` answers to a request; arguments as for `stream`."""
+    return collect(stream(engine, request, **fields))
 
 
 def collect(events: Iterator[Event]) -> list[Answer]:
@@ -103,9 +114,19 @@ class _Parts:
         )
 
 
-def _as_request(request: GenerationRequest | str, sampling: dict[str, Any]) -> GenerationRequest:
-    if isinstance(request, str):
-        return GenerationRequest(messages=({"role": "user", "content": request},), sampling=SamplingParams(**sampling))
-    if sampling:
-        raise TypeError("sampling fields belong into the GenerationRequest when one is given")
-    return request
+def _as_request(request: Prompt, given: dict[str, Any]) -> GenerationRequest:
+    if isinstance(request, GenerationRequest):
+        if given:
+            raise TypeError(f"{next(iter(given))} belongs into the GenerationRequest when one is given")
+        return request
+    names = [{field.name for field in dataclasses.fields(kind)} for kind in (GenerationRequest, SamplingParams)]
+    names[0] -= {"messages", "prompt", "tokens", "sampling"}
+    for name in given:
+        if not any(name in known for known in names):
+            near = difflib.get_close_matches(name, sorted(names[0] | names[1]), 1)
+            raise TypeError(f"there is no parameter {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    own, sampling = ({name: value for name, value in given.items() if name in known} for known in names)
+    if isinstance(depth := own.get("depth"), int):
+        own["depth"] = str(depth)
+    messages = ({"role": "user", "content": request},) if isinstance(request, str) else tuple(request)
+    return GenerationRequest(messages=messages, sampling=SamplingParams(**sampling), **own)

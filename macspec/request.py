@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from macspec.errors import RequestError, UnsupportedError
+from macspec.field_types import check_types
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -146,6 +147,10 @@ class GenerationRequest(Wire):
 
     def check(self) -> None:
         """Refuse what no model could honour; raises `RequestError` with the field's name."""
+        check_types(self, _hints(GenerationRequest))
+        check_types(self.sampling, _hints(SamplingParams))
+        if self.sampling.grammar is not None:
+            check_types(self.sampling.grammar, _hints(Grammar))
         given = [name for name in ("messages", "prompt", "tokens") if getattr(self, name) is not None]
         if len(given) != 1:
             param = given[0] if given else "prompt"
