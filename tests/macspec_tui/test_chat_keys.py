@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from textual.binding import Binding
 
-from macspec.worker.scripted import Reply
+from macspec.worker.scripted import Reply, ScriptedClient
 from macspec_tui.app import ChatApp
+from macspec_tui.conversation import Message
 from macspec_tui.screens.chat import ChatScreen
 from macspec_tui.screens.help import KEYS, HelpScreen
 from macspec_tui.screens.history_search import HistorySearch
@@ -113,3 +116,35 @@ async def test_every_way_through_a_list(open_chat) -> None:
             assert screen.chosen == f"said {chosen}"
         await chat.press("pagedown", "pagedown", "pagedown", "pagedown", "enter")
         assert chat.prompt.text == "said 0"
+
+
+async def test_a_message_cannot_be_edited_while_an_answer_runs_and_the_chat_says_so(open_chat) -> None:
+    gate = asyncio.Event()
+    async with open_chat([Reply(text="ok"), Reply(text="one two three four", gates={1: gate})]) as chat:
+        await chat.say("go")
+        await chat.enter("again")
+        await chat.until(lambda: chat.screen.live.rounds)
+        chat.screen.query(UserMessage).first().focus()
+        await chat.press("e")
+        assert "answer to end" in chat.notes[-1] and chat.screen.editing is None
+        gate.set()
+        await chat.idle()
+        assert chat.texts == ["go", "ok", "again", "one two three four"]
+
+
+async def test_an_answer_cannot_be_made_again_while_the_model_loads_and_the_chat_says_so(open_chat, store) -> None:
+    session = store.new()
+    session.save(session.conversation.say("go"))
+    session.save(session.conversation.add(Message("assistant", "ok", parent=session.conversation.head)))
+    gate = asyncio.Event()
+    client = ScriptedClient(Reply(text="better"), load_gate=gate)
+    async with open_chat(client=client, session=session, ready=False) as chat:
+        await chat.settle()
+        await chat.press("shift+tab", "r")
+        assert "not ready" in chat.notes[-1] and not client.requests
+        gate.set()
+        await chat.idle()
+        chat.screen.query_one(AnswerView).focus()
+        await chat.press("r")
+        await chat.idle()
+        assert chat.texts == ["go", "better"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,15 +34,21 @@ class ChatCommands:
 
     async def run(self, text: str) -> None:
         """Run the command in ``text``; what goes wrong becomes a note."""
-        screen = self._screen
+        await self.attempt(self._run(text))
+        self._screen.tick()
+
+    async def attempt(self, work: Awaitable[None]) -> None:
+        """Do what a command, a key or a click asks for; what goes wrong becomes a note."""
         try:
-            command, rest = commands.parse(text)
-            if not command.while_answering and screen.turn is not None:
-                raise RequestError(f"/{command.name} waits for the answer to end; Esc stops it.")
-            await getattr(self, f"do_{command.name}")(rest)
+            await work
         except MacspecError as error:
-            await screen.note(error.message, "error")
-        screen.tick()
+            await self._screen.note(error.message, "error")
+
+    async def _run(self, text: str) -> None:
+        command, rest = commands.parse(text)
+        if not command.while_answering and self._screen.turn is not None:
+            raise RequestError(f"/{command.name} waits for the answer to end; Esc stops it.")
+        await getattr(self, f"do_{command.name}")(rest)
 
     async def do_help(self, _rest: str) -> None:
         from macspec_tui.screens.help import HelpScreen

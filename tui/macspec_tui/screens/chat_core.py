@@ -492,11 +492,11 @@ class ChatCore(Screen[None]):
 
     @on(AnswerView.Retry)
     async def _retry(self, event: AnswerView.Retry) -> None:
-        await self.commands.retry(event.message)
+        await self.commands.attempt(self.commands.retry(event.message))
 
     @on(UserMessage.Edit)
     async def _edit(self, event: UserMessage.Edit) -> None:
-        await self.commands.start_edit(event.message)
+        await self.commands.attempt(self.commands.start_edit(event.message))
 
     @on(FindBar.Step)
     async def _find(self, event: FindBar.Step) -> None:
