@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from macspec.worker.scripted import Reply
+from macspec.worker.scripted import Reply, ScriptedClient
 from macspec_tui.screens.help import HelpScreen
 from macspec_tui.screens.sessions import SessionsScreen
 from macspec_tui.store import SessionStore
@@ -334,3 +334,25 @@ async def test_single_letters_are_messages(open_chat) -> None:
     async with open_chat() as chat:
         await chat.say("q")
         assert chat.texts == ["q", "q"]
+
+
+async def test_no_other_conversation_opens_under_an_answer_that_began_behind_the_list(open_chat, store) -> None:
+    other = store.new()
+    other.save(other.conversation.say("about tides"))
+    other.close()
+    loading, answering = asyncio.Event(), asyncio.Event()
+    client = ScriptedClient(Reply(text="one two three four", gates={1: answering}), load_gate=loading)
+    async with open_chat(client=client, ready=False) as chat:
+        await chat.enter("go")
+        await chat.enter("/sessions tides")
+        assert isinstance(chat.app.screen, SessionsScreen)
+        loading.set()
+        await chat.until(lambda: chat.screen.live.rounds)
+        await chat.press("enter")
+        assert "answer has ended" in chat.notes[-1]
+        answering.set()
+        await chat.idle()
+        assert chat.texts == ["go", "one two three four"]
+        await chat.enter("/sessions tides")
+        await chat.press("enter")
+        assert chat.texts == ["about tides"]

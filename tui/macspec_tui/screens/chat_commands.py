@@ -216,15 +216,18 @@ class ChatCommands:
         async def choose(name: str | None) -> None:
             if name is None or name == screen.session.id:
                 return
-            try:
-                session = screen.app.store.load(name)
-                session.lock()
-            except MacspecError as error:
-                await screen.note(error.message, "error")
-                return
-            await screen.open_session(session)
+            await self.attempt(self._open(name))
 
         screen.app.push_screen(SessionsScreen(screen.app.store, screen.session.id, rest), choose)
+
+    async def _open(self, name: str) -> None:
+        screen = self._screen
+        if screen.turn is not None:
+            # A message typed ahead was sent while the list was shown.
+            raise RequestError("Another conversation opens when the answer has ended; Esc stops it.")
+        session = screen.app.store.load(name)
+        session.lock()
+        await screen.open_session(session)
 
     async def do_think(self, rest: str) -> None:
         choices: dict[str, bool | None] = {"on": True, "off": False, "auto": None}
