@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import stat
 import subprocess
@@ -27,6 +29,10 @@ def _turn(session: Session, question: str, answer: str) -> None:
 
 def _texts(session: Session) -> list[str]:
     return [message.text for message in session.conversation.path()]
+
+
+def _refuse(handle: int, data: bytes) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_nothing_is_written_before_the_first_message(store: SessionStore) -> None:
@@ -141,6 +147,52 @@ def test_a_disk_that_refuses_is_reported(store: SessionStore) -> None:
     session.path.mkdir()
     with pytest.raises(SessionError, match="cannot be opened"):
         session.set_title("x")
+
+
+def test_what_a_full_disk_cut_off_is_reported_and_written_once_there_is_room(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, room, write = store.new(), 300, os.write
+
+    def full(handle: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write(handle, data[:room])
+        room -= taken
+        return taken
+
+    said = session.conversation.say("a")
+    session.save(said)
+    before = session.path.read_bytes()
+    monkeypatch.setattr(os, "write", full)
+    answer = session.conversation.add(Message("assistant", "long " * 100, parent=said.id))
+    with pytest.raises(SessionError, match="No space left"):
+        session.save(answer)
+    assert session.path.read_bytes() == before
+    with pytest.raises(SessionError):
+        session.save_unsaved()
+    room = 10_000
+    session.save(session.conversation.say("b"))
+    session.close()
+    again = store.load(session.id)
+    assert (_texts(again), again.damaged) == (["a", "long " * 100, "b"], 0)
+
+
+def test_a_first_message_that_found_no_room_is_not_lost(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = store.new("Be brief.")
+    said = session.conversation.say("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", _refuse)
+        with pytest.raises(SessionError):
+            session.save(said)
+        answer = session.conversation.add(Message("assistant", "b", parent=said.id))
+        with pytest.raises(SessionError):
+            session.save(answer)
+    assert not session.stored
+    session.close()
+    again = store.load(session.id)
+    assert (_texts(again), again.conversation.system, again.damaged) == (["a", "b"], "Be brief.", 0)
 
 
 def test_names_are_found_by_their_ends(store: SessionStore) -> None:

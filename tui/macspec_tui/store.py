@@ -2,7 +2,7 @@
 
 A file is a list of records; the last word on a thing wins. Appending is one ``write`` and an ``fsync``, so a crash can
 only tear the last line, which the next reader skips and the next writer closes. Damaged lines cost themselves and
-never the rest of the file.
+never the rest of the file. What a full disk refuses is written with the next record that fits.
 
 Records: ``{"type": "session", "version", "id", "created"}`` first, then ``message`` (see `Message.to_record`),
 ``head {"id"}`` (the branch being shown), ``remove {"id"}``, ``title {"text"}`` and ``system {"text"}``.
@@ -10,6 +10,7 @@ Records: ``{"type": "session", "version", "id", "created"}`` first, then ``messa
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -57,6 +58,8 @@ class Session:
         #: Lines that could not be read; they are left out and stay in the file.
         self.damaged = damaged
         self._stored = stored
+        #: Records that the disk refused, oldest first; they go before the next ones.
+        self._unsaved: list[dict[str, Any]] = []
         self._file: int | None = None
 
     @property
@@ -75,13 +78,18 @@ class Session:
 
     def save_head(self) -> None:
         """Append which branch is shown; nothing for a session without messages."""
-        if self._stored:
+        if self._stored or self._unsaved:
             self._append([{"type": "head", "id": self.conversation.head}])
 
     def save_removal(self, message: Message) -> None:
         """Append that a message was taken back."""
-        if self._stored:
+        if self._stored or self._unsaved:
             self._append([{"type": "remove", "id": message.id}])
+
+    def save_unsaved(self) -> None:
+        """Append what the disk has refused so far. Raises `SessionError` when it still does."""
+        if self._unsaved:
+            self._append([])
 
     def set_title(self, title: str) -> None:
         """Name the session."""
@@ -113,12 +121,16 @@ class Session:
         self._file = handle
 
     def close(self) -> None:
-        """Let others open the session."""
+        """Let others open the session, after a last try to save what the disk refused."""
+        with contextlib.suppress(SessionError):
+            self.save_unsaved()
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def _append(self, records: list[dict[str, Any]]) -> None:
+        self._unsaved += records
+        records = self._unsaved
         if not self._stored:
             private_folder(self.path.parent)
             conversation = self.conversation
@@ -139,7 +151,7 @@ class Session:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":
                 data = b"\n" + data
-            os.write(handle, data)
+            _write(handle, data, size)
             os.fsync(handle)
         except OSError as error:
             raise SessionError(
@@ -147,6 +159,18 @@ class Session:
                 "free some space or /export it elsewhere."
             ) from error
         self._stored = True
+        self._unsaved = []
+
+
+def _write(handle: int, data: bytes, size: int) -> None:
+    """Append all of ``data`` to a file of ``size`` bytes or nothing of it: a disk that fills up takes a part."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(handle, data[written:])
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
 
 
 class SessionStore:

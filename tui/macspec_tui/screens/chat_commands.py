@@ -200,6 +200,7 @@ class ChatCommands:
         session = self._screen.session
         if rest:
             self._screen.keep(lambda: session.set_title(rest))
+        session.save_unsaved()
         if session.stored:
             named = f" as “{rest}”" if rest else ""
             await self._screen.note(
