@@ -239,6 +239,23 @@ def test_deleting(store: SessionStore) -> None:
     assert store.latest() is None
 
 
+def test_a_session_whose_only_question_was_taken_back_is_none_to_continue(store: SessionStore) -> None:
+    kept = store.new()
+    _turn(kept, "a", "b")
+    kept.close()
+    session = store.new()
+    said = session.conversation.say("too early")
+    session.save(said)
+    session.conversation.remove(said)
+    session.save_removal(said)
+    session.save_head()
+    session.close()
+    later = kept.path.stat().st_mtime + 10
+    os.utime(session.path, (later, later))
+    assert store.latest() == kept.id
+    assert [summary.id for summary in store.list()] == [kept.id]
+
+
 def test_a_long_first_line_is_a_short_title(store: SessionStore) -> None:
     session = store.new()
     session.conversation.say("word " * 100)

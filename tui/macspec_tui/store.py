@@ -16,7 +16,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,18 +198,26 @@ class SessionStore:
         return Session(path, conversation, stored=True, damaged=damaged)
 
     def latest(self) -> str | None:
-        """Name of the session that was used last, None when there is none."""
-        newest = max(self._paths(), key=lambda path: (_modified(path), path.name), default=None)
-        return newest.stem if newest else None
+        """Name of the session that was used last, None when there is none. One without a message was never begun."""
+        for path in self._newest_first():
+            try:
+                if not _is_empty(*replay(path.read_bytes())):
+                    return path.stem
+            except OSError:
+                # Whoever opens it is told why it cannot be read.
+                return path.stem
+        return None
 
     def list(self, query: str = "") -> list[Summary]:
-        """Sessions, last used first; with ``query`` only those with every word of it in a message or the title."""
+        """Sessions with messages, last used first; with ``query`` those with all its words in a text or the title."""
         words = query.casefold().split()
         found: list[Summary] = []
-        for path in sorted(self._paths(), key=lambda path: (_modified(path), path.name), reverse=True):
+        for path in self._newest_first():
             try:
-                conversation, _ = replay(path.read_bytes())
+                conversation, damaged = replay(path.read_bytes())
             except OSError:
+                continue
+            if _is_empty(conversation, damaged):
                 continue
             match = ""
             if words:
@@ -228,6 +236,9 @@ class SessionStore:
 
     def _paths(self) -> Iterator[Path]:
         return self.folder.glob("*.jsonl")
+
+    def _newest_first(self) -> Sequence[Path]:
+        return sorted(self._paths(), key=lambda path: (_modified(path), path.name), reverse=True)
 
     def _find(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -289,6 +300,11 @@ def _apply(conversation: Conversation, record: dict[str, Any]) -> None:
         conversation.system = str(record["text"])
     elif kind != "session":
         raise ValueError(f"unknown record {kind!r}")
+
+
+def _is_empty(conversation: Conversation, damaged: int) -> bool:
+    """Whether a file holds nothing to go on with: its only question was taken back, or the disk refused it."""
+    return not conversation.messages and not damaged
 
 
 def _modified(path: Path) -> float:
