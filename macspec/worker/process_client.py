@@ -239,17 +239,26 @@ class ProcessClient:
     async def _start_and_load(self, progress: ProgressCallback | None) -> EngineInfo:
         """Start the process and load; on failure the state is ``failed`` and the reason is raised."""
         try:
-            await self._spawn()
-            self._info = await self._load(progress)
+            self._info = await self._begin(progress)
         except BaseException as error:
             if isinstance(error, MacspecError):
                 self._failure = error
-            await self._end_process()
             if self._state == "loading":
                 self._set_state("failed")
             raise
         self._set_state("ready")
         return self._info
+
+    async def _begin(self, progress: ProgressCallback | None) -> EngineInfo:
+        """Start the process and load; no process is left when that fails."""
+        try:
+            await self._spawn()
+            return await self._load(progress)
+        except BaseException as error:
+            await self._end_process()
+            if isinstance(error, OSError):
+                raise MacspecError(f"The engine process cannot be started: {error.strerror or error}.") from error
+            raise
 
     async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
@@ -382,8 +391,8 @@ class ProcessClient:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_death(self, process: asyncio.subprocess.Process) -> None:
-        sentence = self._obituary(process.returncode)
-        error = EngineDiedError(sentence)
+        how = self._obituary(process.returncode)
+        sentence = f"{how} Send the request again."
         for ticket in self._tickets.values():
             if not ticket.done():
                 ticket.set_exception(EngineDiedError(sentence))
@@ -396,8 +405,12 @@ class ProcessClient:
         logger.warning("%s", sentence.encode("unicode_escape").decode())
         self._process = self._writer = None
         self._deaths += 1
+        if self._launching is not None and not self._launching.done():
+            # Before it was ready; who starts it goes on.
+            return
         was_ready = self._state == "ready"
         revive = was_ready and self._deaths < self._options.max_deaths
+        error = EngineDiedError(sentence) if revive or not was_ready else self._given_up(how)
         for stream in list(self._streams.values()):
             if stream.visible or stream.replayed or not revive:
                 stream.items.put_nowait(error)
@@ -411,21 +424,33 @@ class ProcessClient:
             self._set_state("failed")
 
     async def _revive(self) -> None:
-        self._restarts += 1
+        """Replace a dead engine; a replacement that dies while it loads is replaced as well, as often as any."""
         waiting = [stream for stream in self._streams.values() if stream.replayed]
-        try:
-            await self._start_and_load(None)
-        except MacspecError as error:
-            for stream in waiting:
-                stream.items.put_nowait(error)
-            return
+        failure: MacspecError | None = None
+        for _ in range(self._options.max_deaths - self._deaths):
+            self._restarts += 1
+            try:
+                self._info, failure = await self._begin(None), None
+                break
+            except EngineDiedError as error:
+                failure = self._given_up(error.message.removesuffix(" Send the request again."))
+            except MacspecError as error:
+                failure = error
+                break
+        self._failure = failure or self._failure
+        self._set_state("ready" if failure is None else "failed")
         for stream in waiting:
-            if self._streams.get(stream.request.id) is stream:
+            if failure is not None:
+                stream.items.put_nowait(failure)
+            elif self._streams.get(stream.request.id) is stream:
                 request = stream.request
                 self._post({"type": "submit", "id": request.id, "request": request.to_wire()})
 
+    def _given_up(self, how: str) -> EngineDiedError:
+        return EngineDiedError(f"{how} That was {self._deaths} times in a row, so it is not started again by itself.")
+
     def _obituary(self, code: int | None) -> str:
-        """Why the process ended, as a sentence for the person who waits for an answer."""
+        """How the process ended, as a sentence for the person who waits for an answer."""
         tail = "\n".join(self._output)
         if self._why_killed:
             how = f"was ended because {self._why_killed}"
@@ -433,12 +458,12 @@ class ProcessClient:
             how = "was ended by the GPU driver because memory ran out; use a smaller model or a shorter context"
         elif code is not None and code < 0:
             with contextlib.suppress(ValueError):
-                return f"The engine process was ended by {signal.Signals(-code).name}. Send the request again."
+                return f"The engine process was ended by {signal.Signals(-code).name}."
             how = f"was ended by signal {-code}"
         else:
             last = next((line.strip() for line in reversed(self._output) if line.strip()), "")
             how = f"ended with code {code}" + (f" ({last[:200]})" if last else "")
-        return f"The engine process {how}. Send the request again."
+        return f"The engine process {how}."
 
     # Messages
 

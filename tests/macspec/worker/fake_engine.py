@@ -45,8 +45,15 @@ class FakeEngine:
         progress: Callable[[str, int, int], None],
         context: int = 4096,
     ) -> FakeEngine:
-        """Load by name: ``missing``, ``broken``, ``kill`` and ``exit`` misbehave."""
+        """Load by name: ``missing``, ``broken``, ``kill`` and ``exit`` misbehave, and ``FOLDER/`` with a file in it.
+
+        Each file there is one death: it goes, and so does the process.
+        """
         progress("weights", 0, 2)
+        if model is not None and model.endswith("/"):
+            for file in Path(model).iterdir():
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
         if model == "missing":
             raise ModelNotFoundError("There is no model 'missing'.")
         if model == "broken":

@@ -191,7 +191,7 @@ async def test_output_in_small_pieces_is_kept_by_lines(client: ProcessClient) ->
 
 
 @pytest.mark.parametrize("how", ["close", "restart", "start", "load"])
-@pytest.mark.parametrize("steps", [0, 1, 3, 10, 30, 100])
+@pytest.mark.parametrize("steps", [0, 3, 30])
 async def test_a_dead_engine_is_not_replaced_twice_or_after_the_end(how: str, steps: int) -> None:
     client = make_client()
     await client.start()
@@ -279,6 +279,56 @@ async def test_gives_up_after_deaths_in_a_row(client: ProcessClient) -> None:
         await answer(client, "a")
     await client.restart()
     assert text(await answer(client, "a")) == " a"
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+async def test_a_replacement_that_dies_while_it_loads_is_replaced_until_deaths_are_too_many(
+    tmp_path: Path, deaths: int
+) -> None:
+    client = make_client(EngineOptions(model=f"{tmp_path}/"))
+    await client.start()
+    for number in range(deaths):
+        (tmp_path / str(number)).touch()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    while client.state == "ready":
+        await asyncio.sleep(0)
+    if deaths == 1:
+        assert text(await answer(client, "a")) == " a"
+        assert (await client.stats()).restarts == 2
+    else:
+        for _ in range(2):
+            with pytest.raises(EngineDiedError, match="SIGKILL. That was 3 times in a row") as caught:
+                await answer(client, "a")
+            assert "again." not in caught.value.message
+        assert client.state == "failed" and client.pid is None
+        await client.restart()
+        assert text(await answer(client, "a")) == " a"
+    await client.close()
+
+
+async def test_a_request_waits_through_a_replacement_that_dies(tmp_path: Path) -> None:
+    client = make_client(EngineOptions(model=f"{tmp_path}/"))
+    await client.start()
+    (tmp_path / "death").touch()
+    assert text(await answer(client, f"!once:{tmp_path.parent / (tmp_path.name + '-mark')} b")).endswith(" b")
+    await client.close()
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_an_engine_ended_while_it_is_replaced_is_not_replaced_twice(tmp_path: Path, again: bool) -> None:
+    client = make_client()
+    await client.start()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    while client.state == "ready" or client.pid is None:
+        await asyncio.sleep(0)
+    await (client.restart() if again else client.close())
+    assert client.state == ("ready" if again else "stopped")
+    pid = client.pid
+    await asyncio.sleep(0)
+    assert client.pid == pid and (pid is not None) is again
+    await client.close()
 
 
 @pytest.mark.parametrize(
