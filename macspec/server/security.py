@@ -59,7 +59,7 @@ class Guard:
             return
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not hmac.compare_digest(_digest(given), self._key):
+        if not hmac.compare_digest(_digest(_as_sent(given)), self._key):
             raise AuthenticationError(
                 "The API key is missing or wrong; send 'Authorization: Bearer KEY' with the key the server was given."
             )
@@ -70,6 +70,14 @@ class Guard:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _as_sent(header: str) -> str:
+    """A header's text: letters beyond ASCII come as the bytes of UTF-8 from most programs, from some as Latin-1."""
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return header
 
 
 def _host_of(header: str) -> str | None:

@@ -121,6 +121,14 @@ async def test_every_route_but_health_needs_the_key(start: Start) -> None:
     assert (await server.post("/v1/chat/completions", BODY, authorization="Bearer k")).status_code == 200
 
 
+async def test_a_key_beyond_ascii_is_known_in_both_encodings_of_a_header(start: Start) -> None:
+    server = await start(api_key="schlüssel")
+    for sent, status in (("schlüssel".encode(), 200), ("schlüssel".encode("latin-1"), 200), (b"schlussel", 401)):
+        head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer "
+        answer = await server.raw(head + sent + b"\r\n\r\n")
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+
 async def test_browser_attacks(start: Start) -> None:
     server = await start()
     rebound = await server.post("/v1/chat/completions", BODY, host="evil.example")
