@@ -100,7 +100,11 @@ class Service:
                             yield replace(event, index=event.index + offset) if offset else event
                     offset += plan.request.sampling.n
         except MacspecError as error:
-            raise rename(error, PARAM_NAMES if names is None else names) from error.__cause__
+            known = PARAM_NAMES if names is None else names
+            if any(plan.tools.forced for plan in plans):
+                # The constraint was made of the tools.
+                known = {**known, "grammar": "tools"}
+            raise rename(error, known) from error.__cause__
         finally:
             self.metrics.duration.add(clock() - began)
 

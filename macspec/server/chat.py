@@ -110,7 +110,7 @@ async def complete(service: Service, body: ChatBody, who: str) -> dict[str, Any]
     planned = plan(body, service, info)
     head = envelope(body.model, service, info, "chatcmpl-")
     outcome = Outcome()
-    async with aclosing(cast(Any, service.events([planned], who))) as events:
+    async with aclosing(cast(Any, service.events([planned], who, convert.param_names(body)))) as events:
         async for event in events:
             outcome.add(event, planned.request.sampling.n)
     choices = [_choice(index, choice, bool(body.logprobs)) for index, choice in sorted(outcome.choices.items())]
@@ -150,7 +150,7 @@ async def stream(service: Service, body: ChatBody, who: str) -> AsyncGenerator[b
     chunks = _Chunks(envelope(body.model, service, info, "chatcmpl-"), body)
     per_prompt = planned.request.sampling.n
     outcome = Outcome()
-    async with aclosing(cast(Any, service.events([planned], who))) as events:
+    async with aclosing(cast(Any, service.events([planned], who, convert.param_names(body)))) as events:
         async for event in events:
             outcome.add(event, per_prompt)
             for data in chunks.of(event, outcome):

@@ -64,7 +64,7 @@ async def complete(service: Service, body: CompletionBody, who: str) -> dict[str
     head = envelope(body.model, service, info, "cmpl-")
     per_prompt = planned[0].request.sampling.n
     outcome = Outcome()
-    async with aclosing(cast(Any, service.events(planned, who))) as events:
+    async with aclosing(cast(Any, service.events(planned, who, convert.param_names(body)))) as events:
         async for event in events:
             outcome.add(_as_text(event), per_prompt)
     choices = [
@@ -117,7 +117,7 @@ async def stream(service: Service, body: CompletionBody, who: str) -> AsyncGener
     outcome = Outcome()
     offsets: dict[int, _Offsets] = {}
     progress = Progress(body.return_progress)
-    async with aclosing(cast(Any, service.events(planned, who))) as events:
+    async with aclosing(cast(Any, service.events(planned, who, convert.param_names(body)))) as events:
         async for found in events:
             event = _as_text(found)
             outcome.add(event, per_prompt)

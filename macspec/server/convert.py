@@ -159,6 +159,13 @@ def guided_grammar(body: ChatBody | CompletionBody) -> Grammar | None:
     return found[0][1] if found else None
 
 
+def param_names(body: ChatBody | CompletionBody) -> dict[str, str]:
+    """The engine's field names under the ones of this request."""
+    guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    given = (name for name in guided if getattr(body, name) is not None)
+    return {**PARAM_NAMES, "grammar": next(given, "response_format")}
+
+
 def sampling(body: SamplingBody, config: ServerConfig) -> SamplingParams:
     """The sampling parameters all OpenAI endpoints share."""
     base = SamplingParams(temperature=config.temperature)

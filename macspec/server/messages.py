@@ -12,6 +12,7 @@ from macspec.request import Event, Finished, GenerationRequest, PrefillProgress,
 from macspec.server import convert
 from macspec.server.answers import Choice, Outcome, Service, new_id
 from macspec.server.config import ServerConfig
+from macspec.server.fields import as_text
 from macspec.server.schemas import CountTokensBody, MessagesBody
 from macspec.server.streams import comment, frame
 from macspec.server.tools import ToolPlan, check_tools, fit_tools, make_tool, plan_tools, template_tools
@@ -123,7 +124,7 @@ def _add_blocks(out: list[dict[str, Any]], role: str, blocks: list[Any], where: 
             raise RequestError(f"{place} should be an object.", param=place)
         kind = block.get("type")
         if kind == "text":
-            texts.append(convert.text_content([block], place))
+            texts.append(as_text(block.get("text"), f"{place}.text"))
         elif kind == "tool_use" and role == "assistant":
             _add_use(message, block, place)
         elif kind == "tool_result" and role == "user":

@@ -320,6 +320,17 @@ async def test_engine_refusals_use_the_clients_names(start: Start) -> None:
     server = await start(ScriptedClient(Reply("x", error=error)))
     response = await server.chat(response_format={"type": "json_object"})
     assert response.json()["error"]["param"] == "response_format"
+    for stream in (False, True):
+        for name, value in (("guided_regex", "(("), ("guided_choice", []), ("guided_json", {})):
+            fields = {name: value, "stream": stream}
+            for answer in (
+                await server.chat(**fields),
+                await server.post("/v1/completions", {"prompt": "x", **fields}),
+            ):
+                assert f'"param":"{name}"' in answer.text
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "strange"}}}
+        forced = await server.chat(tools=[tool], tool_choice="required", stream=stream)
+        assert '"param":"tools"' in forced.text
 
 
 async def test_failure_in_the_middle_is_an_error_event(start: Start) -> None:

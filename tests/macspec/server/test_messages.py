@@ -155,6 +155,10 @@ async def test_errors_have_anthropics_shape(start: Start) -> None:
         ({"messages": ASK}, "max_tokens"),
         ({"messages": [], "max_tokens": 1}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}], "max_tokens": 1},
+            "messages[0].content[0].text",
+        ),
         ({"messages": ASK, "max_tokens": 1, "thinking": {"type": "enabled"}}, "thinking"),
         ({"messages": ASK, "max_tokens": 1, "temperature": 2}, "temperature"),
     ]
