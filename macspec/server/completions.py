@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -90,6 +91,7 @@ class _Offsets:
 
     def __init__(self) -> None:
         self._at = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def logprobs(self, tokens: list[TokenInfo] | tuple[TokenInfo, ...], wanted: int | None) -> dict[str, Any] | None:
         """The object for these tokens, which follow the ones before; None if not wanted."""
@@ -98,13 +100,19 @@ class _Offsets:
         offsets = []
         for token in tokens:
             offsets.append(self._at)
-            self._at += len(token.text)
+            self._at += self._length(token)
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [logprob_value(token.logprob) for token in tokens],
             "top_logprobs": [{other.text: logprob_value(other.logprob) for other in token.top} for token in tokens],
             "text_offset": offsets,
         }
+
+    def _length(self, token: TokenInfo) -> int:
+        """Characters that end with this token: its own text, unless it holds a part of one."""
+        if "\ufffd" not in token.text and not self._decoder.getstate()[0]:
+            return len(token.text)
+        return len(self._decoder.decode(token.raw))
 
 
 async def stream(service: Service, body: CompletionBody, who: str) -> AsyncGenerator[bytes, None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from macspec.request import TokenInfo
+from macspec.server.completions import _Offsets
 from macspec.worker.scripted import Reply, ScriptedClient
 
 if TYPE_CHECKING:
@@ -40,6 +42,15 @@ async def test_prompts_and_defaults(start: Start) -> None:
     assert tokens.status_code == 200 and server.engine.requests[-1].tokens == (1, 2, 3)
     await server.post("/v1/completions", {"prompt": [[1], [2]]})
     assert [request.tokens for request in server.engine.requests[-2:]] == [(1,), (2,)]
+
+
+def test_offsets_count_characters_and_not_their_parts() -> None:
+    wave = "🌊".encode()
+    parts = [b"a", wave[:2], wave[2:3], wave[3:] + b"!", b"\xff", "é".encode(), b" end"]
+    tokens = [TokenInfo(id=1, text=part.decode("utf-8", "replace"), raw=part, logprob=0.0) for part in parts]
+    offsets = _Offsets()
+    found = [at for token in tokens for at in (offsets.logprobs([token], 0) or {})["text_offset"]]
+    assert found == [0, 1, 1, 1, 3, 4, 5]
 
 
 async def test_logprobs_have_offsets(start: Start) -> None:
