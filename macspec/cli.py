@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -62,20 +64,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output is gone; nothing more can be said, and nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except Exception as error:
         message = describe(error)
         if message is None:
             raise
+        if isinstance(error, OSError):
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            _drop_output()
         print(f"macspec: {message}", file=sys.stderr)
         return int(getattr(error, "exit_code", 1))
+
+
+def _drop_output() -> None:
+    """Let what standard output still holds go nowhere, or the interpreter would fail with it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def describe(error: Exception) -> str | None:
     """The sentence for an error meant for people, or None for a fault of ours, which deserves its traceback."""
     if isinstance(error, MacspecError):
         return error.message
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" for {error.filename}" if error.filename else ""
+        return f"There is no space left{where}, so what was being written is incomplete; free some and try again."
     # Errors about model files are declared by a package that must not be imported just to look.
     errors = sys.modules.get("macspec_models.errors")
     if errors is not None and isinstance(error, errors.ModelError):

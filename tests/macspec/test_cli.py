@@ -6,6 +6,9 @@ import io
 import json
 import logging
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -227,3 +230,17 @@ def test_prompt_that_is_not_utf8_is_a_sentence(capsys, monkeypatch):
 def test_logprobs_need_json(capsys):
     code, out, err = run(capsys, "generate", "hello", "--logprobs", "2")
     assert (code, out, err) == (2, "", "macspec: --logprobs has nowhere to go in plain text; add --json.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_behind_the_output_is_a_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "macspec", "models", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("macspec: There is no space left") and done.stderr.count("\n") == 1
