@@ -88,6 +88,10 @@ class PairFacts:
     drafter_path: str | None = None
     drafter_error: str = ""
     drafter_config: dict[str, Any] = field(default_factory=dict)
+    #: Whether drafts are looked up in the text alone, which needs no files.
+    lookup: bool = False
+    #: A known model's name when its own drafter is not here.
+    missing_drafter_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,7 @@ def parse_mlx(output: str, errors: str, code: int) -> tuple[MlxFacts | None, str
 
 def read_pair(model: str | None, drafter: str | None) -> PairFacts:
     """Config files of a pair, without loading weights or asking a network."""
-    from macspec_models import embedded
+    from macspec_models import embedded, registry
     from macspec_models.embedded.convert import gguf_path, is_complete
     from macspec_models.errors import ModelError
 
@@ -218,13 +222,18 @@ def read_pair(model: str | None, drafter: str | None) -> PairFacts:
                 target_error = "damaged and will be unpacked again" if found else ""
             except ModelError as problem:
                 target_error = problem.message
-    if drafter is None and model == embedded.NAME:
-        drafter_folder: Path | None = embedded.drafter_folder()
-    else:
-        drafter_folder = _folder(drafter) if drafter and drafter != "none" else None
+    asked, _ = registry.split_drafter(drafter)
+    known = registry.find(model)
+    name = asked or (known.name if known else "none")
+    drafter_folder: Path | None = None
+    if name == embedded.NAME:
+        drafter_folder = embedded.drafter_folder()
+    elif name not in ("none", "lookup"):
+        drafter_folder = _folder(name, part="drafter")
+    absent = drafter_folder is None and name not in ("none", "lookup")
     drafter_config, drafter_error = read_config(drafter_folder) if drafter_folder else ({}, "")
-    if drafter and drafter != "none" and drafter_folder is None:
-        drafter_error = f"{drafter} is not on this machine"
+    if asked and absent:
+        drafter_error = f"{asked} is not on this machine"
     return PairFacts(
         target=model,
         target_path=str(folder) if folder else None,
@@ -233,18 +242,20 @@ def read_pair(model: str | None, drafter: str | None) -> PairFacts:
         drafter_path=str(drafter_folder) if drafter_folder else None,
         drafter_error=drafter_error,
         drafter_config=drafter_config,
+        lookup=name == "lookup",
+        missing_drafter_of=name if absent and not asked else "",
     )
 
 
-def _folder(name: str) -> Path | None:
-    """A folder given as such, or a model of the registry that is already here."""
+def _folder(name: str, *, part: str = "target") -> Path | None:
+    """A folder given as such, or a part of a pair of the registry that is already here."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     from macspec_models.errors import ModelError
 
     try:
-        return local_folder(name)
+        return local_folder(name, part=part)
     except ModelError:
         return None
 

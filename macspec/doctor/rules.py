@@ -248,6 +248,15 @@ def _pair(facts: Facts) -> Iterator[Finding]:
         yield Finding("model", "ok", f"{pair.target} is at {pair.target_path}.")
     if pair.drafter_error:
         yield Finding("drafter", "broken", f"The drafter: {pair.drafter_error}.", "Reinstall macspec or pull it again.")
+    elif pair.lookup:
+        yield Finding("drafter", "ok", "Drafts are looked up in the text so far; that needs no files.")
+    elif pair.missing_drafter_of and pair.target_config:
+        yield Finding(
+            "drafter",
+            "note",
+            f"The drafter of {pair.missing_drafter_of} is not on this machine, so it runs at plain speed.",
+            f"Fetch it with: macspec models pull {pair.missing_drafter_of}",
+        )
     elif pair.drafter_path is None and pair.target_config:
         yield Finding(
             "drafter",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from macspec import doctor
 from macspec.doctor import command, facts
 from macspec.doctor.facts import MlxFacts, Sources
+from macspec.doctor.rules import examine
 from macspec.engine.row_noise import RowNoise
 from macspec.machine import Probe
 from macspec.profiling.row_noise import FILE, RowNoiseStore, noise_identity
@@ -126,6 +128,34 @@ def test_a_wrong_drafter_is_named(sources: Sources, tmp_path: Path, capsys: pyte
         (folder / "config.json").write_text(json.dumps(config))
     assert command.run(options("--model", str(target), "--drafter", str(drafter)), sources) == 1
     assert "expects 36 layers and this one has 30" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", ["lookup", "+lookup", "smollm2-135m", "smollm2-135m+lookup", "none"])
+def test_every_way_to_name_a_drafter_is_understood(
+    sources: Sources, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.run(options("--drafter", name), sources) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    told = {"lookup": "✓ drafter: Drafts are looked up", "none": "All is well"}.get(name, "A drafter with blocks of 8")
+    assert told in shown and "✗" not in shown
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_a_known_model_is_looked_at_with_its_own_drafter(
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: bool
+) -> None:
+    folders = {"target": tmp_path / "t", "drafter": tmp_path / "d"}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "config.json").write_text('{"hidden_size": 4096}')
+    here = {part: path for part, path in folders.items() if fetched or part == "target"}
+    monkeypatch.setattr(facts, "local_folder", lambda name, part="target": here.get(part))
+    own, named = facts.read_pair("qwen3-8b", None), facts.read_pair("qwen3-8b", "qwen3-8b+lookup")
+    assert own.drafter_path == named.drafter_path == (str(folders["drafter"]) if fetched else None)
+    assert bool(named.drafter_error) is not fetched and not own.drafter_error
+    assert own.missing_drafter_of == ("" if fetched else "qwen3-8b")
+    told = examine(dataclasses.replace(facts.collect(sources), pair=own))
+    assert any("macspec models pull qwen3-8b" in finding.remedy for finding in told) is not fetched
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "someone/thing", "no such thing", "../x"])
