@@ -74,6 +74,7 @@ class ProfileFacts:
     doubtful: bool = False
     ladder: Ladder | None = None
     error: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +297,7 @@ def read_profiles(folder: Path, now: float) -> list[ProfileFacts]:
                 doubtful=bool(values.get("doubtful")),
                 ladder=ladder,
                 error=error,
+                dtype=str(identity.get("dtype", "")),
             )
         )
     return found

@@ -329,12 +329,12 @@ def _profiles(facts: Facts) -> Iterator[Finding]:
 
 
 def _profile(profile: ProfileFacts) -> Iterator[Finding]:
-    again = "Measure it again with: macspec profile --reprofile"
+    again = "Measure it again with: macspec profile --reprofile, and --model, --drafter and --dtype as it was used."
     if profile.ladder is None:
         yield Finding("ladder", "problem", f"{profile.path} cannot be used: {profile.error.rstrip('.')}.", again)
         return
     ladder = profile.ladder
-    name = f"{profile.target or '?'} with {profile.drafter or '?'}"
+    name = f"{profile.target or '?'} with {profile.drafter or '?'}{', ' + profile.dtype if profile.dtype else ''}"
     age = "" if profile.age_s is None else f", measured {_age(profile.age_s)} ago"
     first = ladder.verify[0]
     shape = ", ".join(f"{rows}: {first[rows - 1] / first[0]:.2f}" for rows in (1, 2, 4, 8, 16) if rows <= len(first))

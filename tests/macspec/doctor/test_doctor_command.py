@@ -78,7 +78,7 @@ def test_profiles_are_read_and_bad_ones_explained(sources: Sources, capsys: pyte
     good = Ladder(contexts=(0, 1000), verify=((10, 11, 12), (11, 12, 13)), draft=(2, 2))
     values = {
         "schema": 1,
-        "identity": {"target": "t", "drafter": "d"},
+        "identity": {"target": "t", "drafter": "d", "dtype": "float16"},
         "measured_at": 1e9,
         "ladder": good.to_json(),
     }
@@ -93,7 +93,7 @@ def test_profiles_are_read_and_bad_ones_explained(sources: Sources, capsys: pyte
     assert found[0].age_s == 7200
     assert command.run(options("--kernels"), sources) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "t with d: 10.0 ms a pass, measured 2 hours ago" in shown
+    assert "t with d, float16: 10.0 ms a pass, measured 2 hours ago" in shown
     assert "b.json is not JSON" in shown and "it has no 'contexts'" in shown
     assert "1 kernel cases were tried: 1 wins" in shown and "1.40" in shown
 
