@@ -3,7 +3,7 @@
 Every arm drafts at the same positions of the target's own held-out greedy answers, arms taking turns so that drift of
 the machine hits all alike. The text is known, so nothing is verified and acceptance is exact. Usage:
 
-    python benchmarks/draft_head.py --target FOLDER --drafter FOLDER [--json FILE]
+    python benchmarks/draft_head.py [--target FOLDER --drafter FOLDER] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import macspec_models  # noqa: F401 (loads a fast BLAS, which must come before M
 import mlx.core as mx
 import numpy as np
 
+from macspec_models import embedded
 from macspec_models.checkpoints import load_drafter
 from macspec_models.drafters.frequency import EMBEDDED_COUNTS, TokenCounts, read_counts
 from macspec_models.target import Target
@@ -80,19 +81,20 @@ def measure(target: Target, arms: dict[int, Any], examples: list[Any], stride: i
 def main() -> None:
     """Measure and print; ``--json`` keeps the figures with the machine named."""
     parser = argparse.ArgumentParser(description="Measure reduced draft heads.")
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--drafter", type=Path, required=True)
+    parser.add_argument("--target", type=Path, help="default: the embedded model")
+    parser.add_argument("--drafter", type=Path, help="default: the embedded one")
     parser.add_argument("--counts", type=Path, default=EMBEDDED_COUNTS)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2048, 4096, 8192, 16384])
     parser.add_argument("--answers", type=int, default=12)
     parser.add_argument("--stride", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    target = Target.load(options.target, dtype="float32")
+    target = Target.load(options.target or embedded.target_folder(), dtype="float32")
+    drafter = options.drafter or embedded.drafter_folder()
     counts = TokenCounts(target.vocab_size, read_counts(options.counts))
-    arms = {0: load_drafter(options.drafter, target)}
+    arms = {0: load_drafter(drafter, target)}
     for size in options.sizes:
-        arms[size] = load_drafter(options.drafter, target, head_rows=counts.rows(size, target.eos))
+        arms[size] = load_drafter(drafter, target, head_rows=counts.rows(size, target.eos))
     target.set_taps(arms[0].taps)
     results = measure(target, arms, greedy_answers(target.tokenizer, options.answers), options.stride)
     for size, row in results.items():

@@ -56,7 +56,10 @@ class PeerArm:
     @classmethod
     def load(cls, engine: Engine, drafter: Path, blocks: Sequence[int]) -> list[Arm]:
         """One arm for each block size; all share one copy of the models."""
-        import dflash.model_mlx as peer
+        try:
+            import dflash.model_mlx as peer
+        except ModuleNotFoundError as error:
+            raise MacspecError("--peer needs: pip install --no-deps dflash==0.1.0") from error
 
         # It takes hub ids only; a folder stands for itself.
         peer.snapshot_download = lambda folder, **options: folder
