@@ -88,7 +88,12 @@ def request_options(options: argparse.Namespace) -> dict[str, Any]:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add what decides which models are loaded; `engine_options` reads them."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="NAME", help="registry name, folder or hub id; default: the embedded model")
+    group.add_argument(
+        "--model",
+        metavar="NAME",
+        help="registry name, folder or hub id; default: on a Mac the best known pair that fits and is here, else the "
+        "embedded model",
+    )
     group.add_argument("--drafter", metavar="NAME", help=DRAFTER_HELP)
     group.add_argument("--context", type=int, metavar="TOKENS", help="hold at most this many tokens")
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast the weights to this type")

@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, help="folder for checkpoints and features (default: the user's cache)")
     parser.add_argument("--model", help="target: a folder in mlx-lm's layout (default: the embedded model)")
     parser.add_argument(
-        "--seconds", type=float, default=3600, help="responses, dspark, predictor: stop recording after this long"
+        "--seconds",
+        type=float,
+        default=3600,
+        help="responses, dspark, predictor: begin no further batch or answer after this long",
     )
     parser.add_argument("--steps", type=int, default=1000, help="drafter, dspark: steps to run now")
     parser.add_argument("--decay", type=int, default=0, metavar="STEPS", help="drafter: let the last STEPS decay")
