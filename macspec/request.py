@@ -130,6 +130,8 @@ class GenerationRequest(Wire):
     tools: tuple[dict[str, Any], ...] = ()
     #: Extra variables for the chat template, such as ``enable_thinking``.
     template_options: dict[str, Any] = field(default_factory=dict)
+    #: The last message, the assistant's, is the beginning of the answer, which goes on from there.
+    continue_final_message: bool = False
     #: None leaves thinking to the template's default.
     thinking: bool | None = None
     thinking_budget: int | None = None
@@ -161,6 +163,11 @@ class GenerationRequest(Wire):
             json.dumps(self.messages or self.prompt, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise RequestError("The prompt holds bytes that are not UTF-8; convert it first.", param=given[0]) from None
+        if self.continue_final_message and (self.messages is None or self.messages[-1].get("role") != "assistant"):
+            raise RequestError(
+                "continue_final_message goes on with the last message, so that has to be the assistant's.",
+                param="continue_final_message",
+            )
         if self.messages is None and (self.thinking or self.template_options):
             name = "thinking" if self.thinking else "template_options"
             raise UnsupportedError(

@@ -42,9 +42,9 @@ def takes_effort(tokenizer: Any) -> bool:
 def repeated_prefix(request: GenerationRequest, tokenizer: Any, prompt: Sequence[int]) -> int | None:
     """How many prompt tokens the next turn will surely begin with: all but the opening of the answer.
 
-    None when that is unknown, as for plain prompts.
+    None when that is unknown, as for plain prompts and answers that were begun by the caller.
     """
-    if request.messages is None:
+    if request.messages is None or request.continue_final_message:
         return None
     try:
         opened, closed = (_template(request, tokenizer, opening=opening, tokenize=False) for opening in (True, False))
@@ -77,6 +77,8 @@ def _template(request: GenerationRequest, tokenizer: Any, *, opening: bool, toke
         options["enable_thinking"] = request.thinking
     if request.tools:
         options["tools"] = list(request.tools)
+    if request.continue_final_message:
+        opening, options["continue_final_message"] = False, True
     messages = [dict(message) for message in request.messages or ()]
     try:
         text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=opening, tokenize=False, **options))

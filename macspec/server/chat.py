@@ -44,6 +44,7 @@ def plan(body: ChatBody, service: Service, info: EngineInfo) -> convert.Plan:
         sampling=sampling,
         tools=template_tools(tools, info),
         template_options=convert.with_effort(options, effort, info),
+        continue_final_message=convert.continues(bool(body.continue_final_message), tools, "continue_final_message"),
         thinking=convert.thinks(effort, effort_at, switch, info),
         thinking_budget=body.thinking_budget,
         depth=convert.depth(body.depth),

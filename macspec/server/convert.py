@@ -159,6 +159,13 @@ def guided_grammar(body: ChatBody | CompletionBody) -> Grammar | None:
     return found[0][1] if found else None
 
 
+def continues(wanted: bool, tools: ToolPlan, field: str) -> bool:
+    """Whether the answer goes on with the assistant's last message; a call that is forced has to begin anew."""
+    if wanted and tools.forced:
+        raise RequestError("A forced tool call cannot go on with a message; end with the user's.", param=field)
+    return wanted
+
+
 def param_names(body: ChatBody | CompletionBody) -> dict[str, str]:
     """The engine's field names under the ones of this request."""
     guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")

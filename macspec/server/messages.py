@@ -35,8 +35,12 @@ def plan(body: MessagesBody, service: Service, info: EngineInfo) -> convert.Plan
         stop=convert.stops(body.stop_sequences, "stop_sequences", 16),
         grammar=tools.grammar,
     )
+    messages = conversation(body.system, body.messages, config.max_messages)
+    # Words put into the assistant's mouth are the beginning of its answer.
+    begun = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     request = GenerationRequest(
-        messages=fit_tools(conversation(body.system, body.messages, config.max_messages), tools, info),
+        messages=fit_tools(messages, tools, info),
+        continue_final_message=convert.continues(begun, tools, "messages"),
         sampling=sampling,
         tools=template_tools(tools, info),
         thinking=thinking,

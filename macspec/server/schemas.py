@@ -139,6 +139,8 @@ class ChatBody(SamplingBody):
     reasoning: dict[str, Any] | None = None
     thinking_budget: Annotated[Whole, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    #: As vLLM has it: go on with the assistant's last message.
+    continue_final_message: Flag | None = None
     guided_json: Any = None
     guided_regex: Words | None = None
     guided_choice: list[Words] | None = None

@@ -57,6 +57,19 @@ def test_templates_that_do_not_just_append_an_opening(template: str) -> None:
     assert repeated_prefix(GenerationRequest(messages=CHAT), own, prompt) == (common or None)
 
 
+def test_an_answer_that_was_begun_goes_on() -> None:
+    own = tokenizer()
+    messages = (*CHAT, {"role": "assistant", "content": "Yes, ag"})
+    request = GenerationRequest(messages=messages, continue_final_message=True)
+    prompt = prompt_tokens(request, own, VOCAB)
+    assert own.decode(prompt) == own.decode(tokens_of(own, CHAT)) + "Yes, ag"
+    assert repeated_prefix(request, own, prompt) is None
+    for wrong in (CHAT, None):
+        request = GenerationRequest(messages=wrong, prompt="x" if wrong is None else None, continue_final_message=True)
+        with pytest.raises(RequestError, match="has to be the assistant's"):
+            request.check()
+
+
 def test_levels_of_thinking_are_the_templates() -> None:
     own = tokenizer("{{ reasoning_effort }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     assert takes_effort(own) and not takes_effort(tokenizer()) and not takes_effort(tokenizer(None))

@@ -364,6 +364,17 @@ async def test_prompt_progress(start: Start) -> None:
     assert ": prefill 100/300\n\n" in plain.text
 
 
+async def test_an_answer_that_was_begun_goes_on(start: Start) -> None:
+    server = await start()
+    begun = [*HELLO, {"role": "assistant", "content": "Hello ev"}]
+    assert (await server.chat(messages=begun, continue_final_message=True)).status_code == 200
+    assert server.engine.requests[-1].continue_final_message
+    assert (await server.chat(messages=begun)).status_code == 200
+    assert not server.engine.requests[-1].continue_final_message
+    refused = await server.chat(messages=HELLO, continue_final_message=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+
+
 async def test_same_seed_same_fingerprint(start: Start) -> None:
     server: Running = await start()
     first, second = (await server.chat(seed=1)).json(), (await server.chat(seed=1)).json()

@@ -146,6 +146,28 @@ async def test_forced_tool(start: Start) -> None:
         assert answer["content"][0]["type"] == "tool_use" and answer["content"][0]["input"] == {"a": 2}
 
 
+async def test_words_put_into_the_assistants_mouth_are_the_beginning_of_its_answer(start: Start) -> None:
+    server = await start()
+    for begun, continues in (
+        ("The answer is", True),
+        ([{"type": "text", "text": "The answer is"}], True),
+        ([{"type": "tool_use", "id": "t1", "name": "weather", "input": {}}], False),
+    ):
+        body = {"max_tokens": 9, "messages": [*ASK, {"role": "assistant", "content": begun}], "tools": [TOOL]}
+        assert (await server.post("/v1/messages", body)).status_code == 200
+        assert server.engine.requests[-1].continue_final_message is continues, begun
+    assert (await server.post("/v1/messages", {"max_tokens": 9, "messages": ASK})).status_code == 200
+    assert not server.engine.requests[-1].continue_final_message
+    forced = {
+        "max_tokens": 9,
+        "messages": [*ASK, {"role": "assistant", "content": "So"}],
+        "tools": [TOOL],
+        "tool_choice": {"type": "any"},
+    }
+    refused = await server.post("/v1/messages", forced)
+    assert refused.status_code == 400 and "forced tool call" in refused.json()["error"]["message"]
+
+
 async def test_errors_have_anthropics_shape(start: Start) -> None:
     server = await start(ScriptedClient(Reply("a b c d e f", error=MacspecError("It broke."), fails_at=1)), api_key="k")
     missing = await server.post("/v1/messages", {"max_tokens": 1, "messages": ASK})
