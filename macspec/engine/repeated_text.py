@@ -36,13 +36,13 @@ class RepeatedText:
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._known: list[KnownText] = []  # least recently used first
-        self._cutting: frozenset[int] = frozenset()
+        self._cutting: dict[int, str] = {}
         if self._backend is not None:
-            self._cutting = frozenset(
-                token
+            self._cutting = {
+                token: added.content
                 for token, added in self._backend.get_added_tokens_decoder().items()
                 if added.special and not (added.normalized or added.lstrip or added.rstrip or added.single_word)
-            )
+            }
 
     @classmethod
     def of(cls, tokenizer: Any) -> RepeatedText:
@@ -82,7 +82,8 @@ class RepeatedText:
         cuts = [
             (start, number, end)
             for number, (token, (start, end)) in enumerate(zip(new.ids, new.offsets, strict=True))
-            if token in self._cutting
+            # The token for what is unknown is special too, and stands within other text.
+            if text[start:end] == self._cutting.get(token)
         ]
         return list(new.ids), cuts
 

@@ -37,12 +37,22 @@ def spaced() -> Any:
     return made
 
 
+def unknowing() -> Any:
+    """A model without byte tokens, whose special token for unknown characters stands within words."""
+    pieces = [("<unk>", 0.0), *((piece, -3.0) for piece in "\u2581abcdefgh"), ("\u2581a", -2.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<unk>", *SPECIALS)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", clean_up_tokenization_spaces=False)
+
+
 TOKENIZERS = {
     "bytes": byte_level(SPECIALS, ("<added>",)),
     "pieces": sentence_piece(strip=True, specials=SPECIALS),
     "opaque": word_pieces(),
     "prefixed": prefixed(),
     "spaced": spaced(),
+    "unknowing": unknowing(),
 }
 parts = st.lists(
     st.sampled_from(
