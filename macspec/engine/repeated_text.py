@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 
 #: Texts remembered, one per conversation that is being held.
 MAX_TEXTS = 8
+#: What tokenizers change in ways of their own: spaces, line breaks, capitals, digits, accents, ligatures.
+_PROBE = " Aa\n\n\tb  12 \u00e9e\u0301\ufb01\u4f60\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,10 @@ class RepeatedText:
         nearest = max(self._known, key=lambda known: known.shared(text), default=_NOTHING)
         characters, count = nearest.shared(text)
         tokens, found = self._part(text[characters:])
-        if not self._known and tokens != (own := self._whole(text)):
+        if not self._known and (tokens != self._whole(text) or self._part(_PROBE)[0] != self._whole(_PROBE)):
             # Tried out before it is relied on: what is around the backend has a way of its own.
             self._backend = None
-            return own
+            return self._whole(text)
         cuts = [cut for cut in nearest.cuts if cut[0] < characters]
         cuts += [(characters + start, count + number, characters + end) for start, number, end in found]
         made = KnownText(text, nearest.tokens[:count] + tokens, cuts)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import NewlineTokenizer, TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -103,6 +104,14 @@ def test_a_tokenizer_with_a_way_of_its_own_is_used_as_it_is() -> None:
 
     repeated, own = RepeatedText(Reversing()), Reversing()
     for text in ("<user>Hello<end>", "<user>Hello<end><user>the<end>"):
+        assert repeated.encode(text) == own.encode(text, add_special_tokens=False)
+
+
+def test_a_way_of_its_own_counts_also_where_the_first_text_does_not_show_it() -> None:
+    """mlx-lm has a tokenizer that writes line breaks in another way."""
+    own = TokenizerWrapper(NewlineTokenizer(tokenizer_object=byte_level(SPECIALS).backend_tokenizer))
+    repeated = RepeatedText(own)
+    for text in ("<user>Hello<end>", "<user>Hello\nworld<end>", "<user>Hello\nworld<end><user>\n<end>"):
         assert repeated.encode(text) == own.encode(text, add_special_tokens=False)
 
 
