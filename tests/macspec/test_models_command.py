@@ -132,6 +132,17 @@ def test_quantising_writes_a_smaller_copy_that_loads(tmp_path: Path, capsys: pyt
     assert "name a new folder" in capsys.readouterr().err
 
 
+def test_the_option_told_names_the_new_folder_even_where_a_known_model_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_dflash(tmp_path / "drafter", TINY_TARGET)
+    words = ["models", "quantize-drafter", "./drafter", "--bits", "8", "--group-size", "32", "--out", "qwen3-8b"]
+    assert main([*words, "--no-compare"]) == 0
+    told = capsys.readouterr().out.rsplit("--drafter ", 1)[1].strip()
+    assert hubs.resolve(told, part="drafter").resolve() == tmp_path / "qwen3-8b"
+
+
 @pytest.mark.slow
 def test_quantising_the_embedded_drafter_compares_acceptance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

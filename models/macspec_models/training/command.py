@@ -112,5 +112,5 @@ def _train_dspark(options: argparse.Namespace, target: Any) -> int:
     out = options.out or Path("drafter")
     export_drafter(trained.network, out, target.tokenizer.get_vocab())
     print(json.dumps(figures))
-    print(f"written to {out}; use it with: --drafter {out if out.is_absolute() else Path('.') / out}+lookup")
+    print(f"written to {out}; use it with: --drafter {out if out.is_absolute() else f'./{out}'}+lookup")
     return 0
