@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from macspec.engine.vocabulary import Vocabulary
+
 Marker = tuple[int, ...]
 
 #: Single tokens around thinking that mlx-lm does not look for: Magistral's and Seed-OSS's.
@@ -28,6 +30,8 @@ class Markers:
     end: Marker
     #: Begins an answer without thinking, None where nothing marks that.
     answer: Marker | None = None
+    #: Special tokens: one after ``start`` in a prompt, such as the end of a turn, is outside thinking.
+    special: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, tokenizer: Any) -> Markers | None:
@@ -44,13 +48,16 @@ class Markers:
 
     @classmethod
     def _find(cls, tokenizer: Any) -> Markers | None:
+        def made(start: Marker, end: Marker, answer: Marker | None = None) -> Markers:
+            return cls(start, end, answer, Vocabulary.of(tokenizer).special)
+
         if getattr(tokenizer, "has_thinking", False):
-            return cls(tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens))
+            return made(tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens))
         # Tens of milliseconds: the tokenizer makes a new dictionary each time.
         vocabulary = tokenizer.get_vocab()
         for start, end in _PAIRS:
             if start in vocabulary and end in vocabulary:
-                return cls((vocabulary[start],), (vocabulary[end],))
+                return made((vocabulary[start],), (vocabulary[end],))
         if not all(token in vocabulary for token in _HARMONY):
             return None
 
@@ -58,11 +65,12 @@ class Markers:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
 
         answer = encode(_HARMONY_ANSWER)
-        return cls(encode(_HARMONY_THINKING), encode(_HARMONY_TURN + _HARMONY_ANSWER), answer)
+        return made(encode(_HARMONY_THINKING), encode(_HARMONY_TURN + _HARMONY_ANSWER), answer)
 
     def open_after(self, tokens: Sequence[int]) -> bool:
-        """Whether ``tokens`` end inside thinking."""
-        return _last(tokens, self.start) > _last(tokens, self.end)
+        """Whether ``tokens``, a prompt, end inside thinking. A message that just mentions the marker opens nothing."""
+        begin = _last(tokens, self.start)
+        return begin > _last(tokens, self.end) and self.special.isdisjoint(tokens[begin + len(self.start) :])
 
 
 _known: WeakKeyDictionary[Any, Markers | None] = WeakKeyDictionary()

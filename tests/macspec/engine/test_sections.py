@@ -98,6 +98,25 @@ def test_channels_of_harmony():
     assert run("harmony", f"{thinking}never closed") == ("", "never closed", [], None)
 
 
+def test_a_marker_that_a_message_mentions_opens_nothing():
+    asked = "What does <think> do?<end>"
+    assert run("think", "It thinks.", prompt=asked) == ("It thinks.", "", [], None)
+    assert run("think", "hm</think>Yes", prompt=f"{asked}<think>\n") == ("Yes", "hm", [], None)
+    own = tokenizer("think")
+    params = SamplingParams(grammar=Grammar("regex", "[0-9]"))
+    chooser = Chooser(params, len(own), own, encode("think", asked), 0, frozenset({own.eos_token_id}))
+    (one,) = encode("think", "1")
+    rows = np.eye(1, len(own), encode("think", "a")[0], dtype=np.float32) + np.eye(1, len(own), one) / 2
+    assert chosen(chooser, rows.astype(np.float32), 9) == [one]
+
+
+def test_an_analysis_that_ended_with_a_call_is_over():
+    """Harmony's turns that call a tool have no final channel; they are part of the history."""
+    called = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>{}<|end|>"
+    prompt = f"{called}<|start|>assistant"
+    assert run("harmony", "<|channel|>final<|message|>Yes", prompt=prompt) == ("Yes", "", [], None)
+
+
 def test_budget_closes_the_analysis_of_harmony():
     opening = encode("harmony", "<|channel|>analysis<|message|>")
     tracker = ThinkingTracker.of(tokenizer("harmony"), [], budget=2)

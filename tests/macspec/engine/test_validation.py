@@ -114,6 +114,7 @@ class Tokenizer:
     def __init__(self, *, thinks: bool = False, calls: bool = False) -> None:
         self.has_thinking, self.has_tool_calling = thinks, calls
         self.think_start_tokens, self.think_end_tokens = (1,), (2,)
+        self.all_special_ids = [0]
 
     def get_vocab(self) -> dict[str, int]:
         return {"a": 0}
