@@ -59,7 +59,7 @@ class Answer:
     def finish(self) -> Iterator[Event]:
         """What was held back until it was certain."""
         if not self._cut:
-            self._take(self._sections.finish())
+            self._take(self._sections.finish(complete=self.stopped or self.chooser.must_stop()))
         if self._parts:
             yield from self._events(())
 

@@ -89,12 +89,17 @@ class Sections:
             self._release(len(self._held) - partial, pieces)
         return pieces
 
-    def finish(self) -> Pieces:
-        """No token follows: what was held back."""
+    def finish(self, *, complete: bool = True) -> Pieces:
+        """No token follows: what was held back.
+
+        Args:
+            complete: the model ended the answer itself. Else a tool call may have lost its last arguments, which not
+                every parser notices, so one whose end is missing is text.
+        """
         pieces = Pieces()
         self._release(len(self._held), pieces)
         if pieces.matched is None:
-            self._leave(pieces)
+            self._leave(pieces, ended=False, complete=complete)
         return pieces
 
     def _enter(self, state: Literal["answer", "thinking", "call"]) -> None:
@@ -122,10 +127,10 @@ class Sections:
                 self._show(self._detokenizer.add(token), pieces)
         del self._held[:count]
 
-    def _leave(self, pieces: Pieces) -> None:
-        """The section is over: nothing in it stays uncertain."""
+    def _leave(self, pieces: Pieces, *, ended: bool = True, complete: bool = True) -> None:
+        """The section is over, by its marker if it ``ended``: nothing in it stays uncertain."""
         if self._state == "call":
-            self._parse(pieces)
+            self._parse(pieces, ended=ended, complete=complete)
             return
         self._show(self._detokenizer.finish(), pieces)
         if self._state == "answer" and pieces.matched is None:
@@ -152,20 +157,22 @@ class Sections:
         else:
             pieces.parts.append((section, text))
 
-    def _parse(self, pieces: Pieces) -> None:
+    def _parse(self, pieces: Pieces, *, ended: bool, complete: bool) -> None:
         text = Vocabulary.of(self._tokenizer).decode(self._call_tokens, hide_special=False)
         self._call_tokens = []
-        try:
-            found = self._tokenizer.tool_parser(text, self._tools)
-            calls = [_parsed(call) for call in (found if isinstance(found, list) else [found])]
-        except Exception:
-            # The parsers are many and raise what they like on text that is not a call.
-            calls = []
+        start, end = self._tokenizer.tool_call_start, self._tokenizer.tool_call_end
+        calls: list[ParsedCall] = []
+        if ended or complete or not end:
+            try:
+                found = self._tokenizer.tool_parser(text, self._tools)
+                calls = [_parsed(call) for call in (found if isinstance(found, list) else [found])]
+            except Exception:
+                # The parsers are many and raise what they like on text that is not a call.
+                calls = []
         if calls:
             pieces.parts.extend(calls)
         else:
-            start, end = self._tokenizer.tool_call_start, self._tokenizer.tool_call_end
-            self._append("answer", f"{start}{text}{end}", pieces)
+            self._append("answer", f"{start}{text}{end if ended else ''}", pieces)
 
 
 def _parsed(call: dict[str, Any]) -> ParsedCall:

@@ -60,7 +60,7 @@ def spoken(text: str, depth: str, *, prompt: str = "hello", **options: Any) -> l
     """Events of an answer whose target says ``text``; drafts mostly know it."""
     tokens, ids = tokens_of(text) + [target().tokenizer.eos_token_id], tokens_of(prompt)
     target().script = dict(enumerate(tokens, start=len(ids)))
-    sampling = SamplingParams(logprobs=2, max_tokens=200, **options.pop("sampling", {}))
+    sampling = SamplingParams(**{"logprobs": 2, "max_tokens": 200, **options.pop("sampling", {})})
     request = GenerationRequest(tokens=tuple(ids), sampling=sampling, depth=depth, id="r", **options)
     drafter = None if depth == "0" else oracle_drafter(tokens, len(ids), wrong_every=5)
     return list(Engine(target(), drafter, prefill_chunk=5).generate(request))
@@ -96,6 +96,13 @@ def test_sections_and_calls(depth):
     assert answer.tokens[:-1] == tokens_of(text)
     assert answer.finish_reason == "stop"
     assert answer.stats.thinking_tokens == len(tokens_of("\nhm 😀</think>"))
+
+
+@pytest.mark.parametrize("depth", ["0", "full"])
+def test_a_call_that_the_limit_cuts_off_is_the_text_that_was_written(depth):
+    call = 'a<tool_call>{"name": "weather", "arguments": {}}'
+    events = spoken(call + "</tool_call>", depth, tools=TOOLS, sampling={"max_tokens": len(tokens_of(call))})
+    assert summary(events) == [("answer", call)] and events[-1].reason == "length"
 
 
 def test_log_probabilities_do_not_depend_on_the_depth():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.tool_parsers import json_tools, mistral
+from mlx_lm.tool_parsers import glm47, json_tools, mistral
 
 from macspec.engine.sampling import Chooser
 from macspec.engine.sections import ParsedCall, Pieces, Sections
@@ -179,6 +179,19 @@ def test_an_unfinished_call_is_text_or_a_call_where_no_end_is_marked():
     assert run("think", 'a<tool_call>{"name": "wea', tools=TOOLS)[2] == []
     answer, _, calls, _ = run("mistral", 'a[TOOL_CALLS]weather[ARGS]{"city": "Bern"}', tools=TOOLS)
     assert (answer, calls) == ("a", [ParsedCall("weather", '{"city": "Bern"}')])
+
+
+def test_a_call_cut_off_at_the_limit_is_text_as_written():
+    """Some parsers take a call for whole that has lost arguments, or the end of them."""
+    parts = {"tool_call_start": glm47.tool_call_start, "tool_call_end": glm47.tool_call_end}
+    own = byte_level(added=("<tool_call>", "</tool_call>"), tool_parser=glm47.parse_tool_call, **parts)
+    written = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>day</arg_key>\n"
+    for complete in (False, True):
+        sections = Sections(own, [], tools=TOOLS)
+        for token in own.encode(written, add_special_tokens=False):
+            assert not sections.add(token).parts
+        wanted: Any = ParsedCall("weather", '{"city": "Bern"}') if complete else ("answer", written)
+        assert sections.finish(complete=complete).parts == [wanted]
 
 
 @given(
