@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 #: Texts remembered, one per conversation that is being held.
 MAX_TEXTS = 8
@@ -35,7 +35,8 @@ class RepeatedText:
     """Tokenises without adding special tokens, as the tokenizer itself does; see `of`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        # What is remembered of a tokenizer must not keep it: a model that goes would leave it behind.
+        self._tokenizer: Any = proxy(tokenizer)
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._known: list[KnownText] = []  # least recently used first
         self._cutting: dict[int, str] = {}

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 #: ``bytes``: texts of tokens are bytes that are strung together. ``pieces``: SentencePiece with byte tokens.
 #: ``opaque``: only the tokenizer's own ``decode`` knows.
@@ -28,7 +28,8 @@ class Vocabulary:
     """Read-only facts about a tokenizer, shared by all requests; see `of`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        # What is remembered of a tokenizer must not keep it: a model that goes would leave it behind.
+        self._tokenizer: Any = proxy(tokenizer)
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._raw: dict[int, bytes | None] = {}
         #: As the tokenizer declares it; `macspec.engine.text` tries it out before relying on it.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 
 from macspec.engine.prompt import prompt_tokens, repeated_prefix, takes_effort
+from macspec.engine.text import Detokenizer
+from macspec.engine.thinking import Markers
 from macspec.errors import RequestError, UnsupportedError
 from macspec.request import GenerationRequest
 from tiny_engine import TEMPLATE, tiny_tokenizer
@@ -75,6 +79,17 @@ def test_levels_of_thinking_are_the_templates() -> None:
     assert takes_effort(own) and not takes_effort(tokenizer()) and not takes_effort(tokenizer(None))
     request = GenerationRequest(messages=CHAT[:1], template_options={"reasoning_effort": "high"})
     assert own.decode(prompt_tokens(request, own, VOCAB)) == "highBe brief."
+
+
+def test_a_tokenizer_goes_with_its_model() -> None:
+    own = tokenizer()
+    tokens_of(own, CHAT)
+    Detokenizer(own).add(3)
+    Markers.of(own)
+    gone = ref(own)
+    del own
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_template_that_never_opens_the_answer_repeats_everything() -> None:

@@ -102,7 +102,8 @@ def test_a_tokenizer_with_a_way_of_its_own_is_used_as_it_is() -> None:
         def encode(self, text: str, add_special_tokens: bool) -> list[int]:
             return TOKENIZERS["bytes"].encode(text, add_special_tokens=add_special_tokens)[::-1]
 
-    repeated, own = RepeatedText(Reversing()), Reversing()
+    own = Reversing()
+    repeated = RepeatedText(own)
     for text in ("<user>Hello<end>", "<user>Hello<end><user>the<end>"):
         assert repeated.encode(text) == own.encode(text, add_special_tokens=False)
 
