@@ -42,7 +42,7 @@ def texts(target: Target, drafter: Drafter | None, tokens: int) -> list[list[int
         for prompt in PROMPTS[:3]:
             request = GenerationRequest(
                 messages=({"role": "user", "content": prompt},),
-                depth="full",
+                depth="full" if drafter else "0",
                 sampling=SamplingParams(temperature=temperature, seed=1, max_tokens=tokens),
             )
             found.append(list(collect(engine.generate(request))[0].tokens))
