@@ -26,6 +26,11 @@ from macspec.runtime import Runtime
 #: What can be answered: a request, a user's text, or a conversation.
 Prompt = GenerationRequest | str | Sequence[dict[str, Any]]
 
+#: What a request that is made of a text or messages can be given beside them.
+_SAMPLING_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)}
+_REQUEST_FIELDS = {field.name for field in dataclasses.fields(GenerationRequest)}
+_REQUEST_FIELDS -= {"messages", "prompt", "tokens", "sampling"}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -119,14 +124,12 @@ def _as_request(request: Prompt, given: dict[str, Any]) -> GenerationRequest:
         if given:
             raise TypeError(f"{next(iter(given))} belongs into the GenerationRequest when one is given")
         return request
-    names = [{field.name for field in dataclasses.fields(kind)} for kind in (GenerationRequest, SamplingParams)]
-    names[0] -= {"messages", "prompt", "tokens", "sampling"}
-    for name in given:
-        if not any(name in known for known in names):
-            near = difflib.get_close_matches(name, sorted(names[0] | names[1]), 1)
-            raise TypeError(f"there is no parameter {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    own, sampling = ({name: value for name, value in given.items() if name in known} for known in names)
+    own = {name: given.pop(name) for name in _REQUEST_FIELDS & given.keys()}
+    unknown = next((name for name in given if name not in _SAMPLING_FIELDS), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, sorted(_REQUEST_FIELDS | _SAMPLING_FIELDS), 1)
+        raise TypeError(f"there is no parameter {unknown!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     if isinstance(depth := own.get("depth"), int):
         own["depth"] = str(depth)
     messages = ({"role": "user", "content": request},) if isinstance(request, str) else tuple(request)
-    return GenerationRequest(messages=messages, sampling=SamplingParams(**sampling), **own)
+    return GenerationRequest(messages=messages, sampling=SamplingParams(**given), **own)

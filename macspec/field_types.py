@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 import typing
 from collections.abc import Mapping
@@ -46,9 +45,12 @@ def _words(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
-        return f"a list of {_words(arguments[0])}s".replace("a list of a ", "a list of ")
-    if origin is dict:
-        return "a dict"
-    if dataclasses.is_dataclass(hint):
-        return f"a {getattr(hint, '__name__', hint)}"
-    return {bool: "True or False", str: "a text", int: "a whole number", type(None): "None"}.get(hint, str(hint))
+        return f"a list of {_noun(arguments[0])}s"
+    if hint is bool:
+        return "True or False"
+    return "None" if hint is type(None) else f"a {_noun(hint)}"
+
+
+def _noun(hint: Any) -> str:
+    kind = typing.get_origin(hint) or hint
+    return {str: "text", int: "whole number"}.get(kind) or str(kind.__name__)

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{out}: {_megabytes(out):.1f} MB instead of {_megabytes(folder):.1f} MB")
     if target is not None:
         _compare(target, folder, out, options)
-    print(f"Use it with: --drafter {out if out.is_absolute() else f'./{out}'}")
+    print(f"Use it with: --drafter {registry.folder_name(out)}")
     return 0
 
 

@@ -226,12 +226,13 @@ def read_pair(model: str | None, drafter: str | None) -> PairFacts:
     asked, _ = registry.split_drafter(drafter)
     known = registry.find(model)
     name = asked or (known.name if known else "none")
+    needs_files = name not in ("none", "lookup")
     drafter_folder: Path | None = None
     if name == embedded.NAME:
         drafter_folder = embedded.drafter_folder()
-    elif name not in ("none", "lookup"):
+    elif needs_files:
         drafter_folder = _folder(name, part="drafter")
-    absent = drafter_folder is None and name not in ("none", "lookup")
+    absent = needs_files and drafter_folder is None
     drafter_config, drafter_error = read_config(drafter_folder) if drafter_folder else ({}, "")
     if asked and absent:
         drafter_error = f"{asked} is not on this machine"

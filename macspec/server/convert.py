@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from macspec.errors import RequestError, UnsupportedError
-from macspec.request import GenerationRequest, Grammar, SamplingParams
+from macspec.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
 from macspec.server.config import ServerConfig
 from macspec.server.fields import as_object, as_text
 from macspec.server.schemas import ChatBody, CompletionBody, SamplingBody
@@ -139,21 +139,25 @@ def response_grammar(value: Any, where: str = "response_format") -> Grammar | No
     raise RequestError(f"{where}.type should be text, json_object or json_schema.", param=f"{where}.type")
 
 
+#: Constraints by the fields of other local servers.
+_GUIDED: dict[str, GrammarKind] = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "lark",
+}
+
+
 def guided_grammar(body: ChatBody | CompletionBody) -> Grammar | None:
     """``response_format`` or one of the ``guided_*`` fields of other local servers; at most one."""
     found: list[tuple[str, Grammar]] = []
     grammar = response_grammar(body.response_format)
     if grammar is not None:
         found.append(("response_format", grammar))
-    if body.guided_json is not None:
-        schema = body.guided_json
-        found.append(("guided_json", Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))))
-    if body.guided_regex is not None:
-        found.append(("guided_regex", Grammar("regex", body.guided_regex)))
-    if body.guided_choice is not None:
-        found.append(("guided_choice", Grammar("choice", json.dumps(body.guided_choice))))
-    if body.guided_grammar is not None:
-        found.append(("guided_grammar", Grammar("lark", body.guided_grammar)))
+    for name, kind in _GUIDED.items():
+        value = getattr(body, name)
+        if value is not None:
+            found.append((name, Grammar(kind, value if isinstance(value, str) else json.dumps(value))))
     if len(found) > 1:
         raise RequestError(f"{found[0][0]} and {found[1][0]} exclude each other.", param=found[1][0])
     return found[0][1] if found else None
@@ -168,8 +172,7 @@ def continues(wanted: bool, tools: ToolPlan, field: str) -> bool:
 
 def param_names(body: ChatBody | CompletionBody) -> dict[str, str]:
     """The engine's field names under the ones of this request."""
-    guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    given = (name for name in guided if getattr(body, name) is not None)
+    given = (name for name in _GUIDED if getattr(body, name) is not None)
     return {**PARAM_NAMES, "grammar": next(given, "response_format")}
 
 

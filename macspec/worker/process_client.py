@@ -88,6 +88,8 @@ class ProcessClient:
         self._deaths = 0
         self._restarts = 0
         self._why_killed = ""
+        #: How the newest process to die ended, as a sentence.
+        self._how_died = ""
         self._sign_of_life = 0.0
         self._step_seconds = 0.0
 
@@ -391,8 +393,8 @@ class ProcessClient:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_death(self, process: asyncio.subprocess.Process) -> None:
-        how = self._obituary(process.returncode)
-        sentence = f"{how} Send the request again."
+        self._how_died = self._obituary(process.returncode)
+        sentence = f"{self._how_died} Send the request again."
         for ticket in self._tickets.values():
             if not ticket.done():
                 ticket.set_exception(EngineDiedError(sentence))
@@ -410,7 +412,7 @@ class ProcessClient:
             return
         was_ready = self._state == "ready"
         revive = was_ready and self._deaths < self._options.max_deaths
-        error = EngineDiedError(sentence) if revive or not was_ready else self._given_up(how)
+        error = EngineDiedError(sentence) if revive or not was_ready else self._given_up()
         for stream in list(self._streams.values()):
             if stream.visible or stream.replayed or not revive:
                 stream.items.put_nowait(error)
@@ -432,8 +434,8 @@ class ProcessClient:
             try:
                 self._info, failure = await self._begin(None), None
                 break
-            except EngineDiedError as error:
-                failure = self._given_up(error.message.removesuffix(" Send the request again."))
+            except EngineDiedError:
+                failure = self._given_up()
             except MacspecError as error:
                 failure = error
                 break
@@ -446,8 +448,9 @@ class ProcessClient:
                 request = stream.request
                 self._post({"type": "submit", "id": request.id, "request": request.to_wire()})
 
-    def _given_up(self, how: str) -> EngineDiedError:
-        return EngineDiedError(f"{how} That was {self._deaths} times in a row, so it is not started again by itself.")
+    def _given_up(self) -> EngineDiedError:
+        times = f"That was {self._deaths} times in a row, so it is not started again by itself."
+        return EngineDiedError(f"{self._how_died} {times}")
 
     def _obituary(self, code: int | None) -> str:
         """How the process ended, as a sentence for the person who waits for an answer."""

@@ -95,6 +95,11 @@ def split_drafter(name: str | None) -> tuple[str | None, bool]:
     return name.removesuffix("+lookup") or None, True
 
 
+def folder_name(folder: Path) -> str:
+    """What to give as a name for a folder, so that no known model of that name is meant instead."""
+    return str(folder) if folder.is_absolute() else f"./{folder}"
+
+
 def best_for(memory_bytes: int) -> Pair:
     """The suggested pair for a machine of this memory; the embedded one when nothing larger fits."""
     # A Mac sold with 8 GB reports 8 GiB; a Linux machine a little less than its label.

@@ -30,7 +30,7 @@ class Echo:
 def ask(request: Any, **fields: Any) -> GenerationRequest:
     engine: Any = Echo()
     macspec.generate(engine, request, **fields)
-    return engine.asked[0]  # type: ignore[no-any-return]  # the request just asked
+    return engine.asked[0]
 
 
 def test_fields_of_both_kinds_make_a_request_of_a_text() -> None:
@@ -83,10 +83,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ignore_eos": "yes"}, "ignore_eos is 'yes'; use True or False."),
     ({"grammar": "x"}, "grammar is 'x'; use a Grammar or None."),
     (
-        {"grammar": Grammar("yaml")},  # type: ignore[arg-type]  # what is tested
+        {"grammar": Grammar("yaml")},
         "kind is 'yaml'; use one of json_schema, json_object, regex, choice, lark.",
     ),
-    ({"grammar": Grammar("regex", 3)}, "value is 3; use a text."),  # type: ignore[arg-type]  # what is tested
+    ({"grammar": Grammar("regex", 3)}, "value is 3; use a text."),
     ({"tools": [3]}, "tools is [3]; use a list of dicts."),
     ({"template_options": []}, "template_options is []; use a dict."),
     ({"depth": 3.5}, "depth is 3.5; use a text."),
@@ -105,9 +105,9 @@ def test_a_value_of_another_type_is_named(fields: dict[str, Any], sentence: str)
 
 def test_other_shapes_of_whole_requests() -> None:
     for request, sentence in (
-        (GenerationRequest(messages="hello"), "messages is 'hello'; use a list of dicts or None."),  # type: ignore[arg-type]
-        (GenerationRequest(prompt=b"x" * 90), "..."),  # type: ignore[arg-type]
-        (GenerationRequest(prompt="x", sampling={"n": 1}), "sampling is {'n': 1}; use a SamplingParams."),  # type: ignore[arg-type]
+        (GenerationRequest(messages="hello"), "messages is 'hello'; use a list of dicts or None."),
+        (GenerationRequest(prompt=b"x" * 90), "..."),
+        (GenerationRequest(prompt="x", sampling={"n": 1}), "sampling is {'n': 1}; use a SamplingParams."),
     ):
         with pytest.raises(RequestError) as caught:
             request.check()
@@ -115,4 +115,4 @@ def test_other_shapes_of_whole_requests() -> None:
 
 
 def test_lists_do_where_tuples_are_declared() -> None:
-    GenerationRequest(tokens=[1, 2], sampling=SamplingParams(stop=["a"], banned_tokens=[3])).check()  # type: ignore[arg-type]
+    GenerationRequest(tokens=[1, 2], sampling=SamplingParams(stop=["a"], banned_tokens=[3])).check()

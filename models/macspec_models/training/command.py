@@ -90,7 +90,7 @@ def _train(options: argparse.Namespace, target: Any, work: Path) -> int:
 
 def _train_dspark(options: argparse.Namespace, target: Any) -> int:
     """Heads over the DFlash drafter of ``--drafter``, the embedded one by default."""
-    from macspec_models import embedded
+    from macspec_models import embedded, registry
     from macspec_models.checkpoints import load_drafter
     from macspec_models.training.dspark import HeadRecipe, calibrated, collect_slots, train_heads
     from macspec_models.training.export import export_drafter
@@ -112,5 +112,5 @@ def _train_dspark(options: argparse.Namespace, target: Any) -> int:
     out = options.out or Path("drafter")
     export_drafter(trained.network, out, target.tokenizer.get_vocab())
     print(json.dumps(figures))
-    print(f"written to {out}; use it with: --drafter {out if out.is_absolute() else f'./{out}'}+lookup")
+    print(f"written to {out}; use it with: --drafter {registry.folder_name(out)}+lookup")
     return 0
